@@ -27,7 +27,9 @@ def measure(setting: BenchTable, report: BenchReport, tables: int) -> None:
     look = runner.look(None)
     while look.dispatches:
         for dispatch in look.dispatches:
-            claims = deployment.log.begin(dispatch.iteration, "bench", {}, queued_as=dispatch.name)
+            claims = deployment.log.claim_jobs(
+                dispatch.iteration, "bench", {}, queued_as=dispatch.name
+            )
             deployment.log.complete(
                 [WrittenStep(claim=claim, to=claim.range.to) for claim in claims]
             )

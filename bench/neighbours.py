@@ -20,9 +20,9 @@ import pyarrow as pa
 from bench.report import BenchReport
 from bench.subscriptions import read_cpu_seconds
 from iscp_dagster import SourceTable, Vector
-from iscp_dagster.clickhouse.connect.endpoint import Endpoint
+from iscp_dagster.clickhouse.connect.endpoint import ClickHouseEndpoint
 from iscp_dagster.clickhouse.connect.quoting import quote_identifier
-from iscp_dagster.clickhouse.tables.ddl import SETTINGS, IndexTable
+from iscp_dagster.clickhouse.tables.ddl import SETTINGS, IndexShape
 from iscp_dagster.model.declared.schema import Array, DeltaField, Primitive
 
 FIELDS = (
@@ -61,7 +61,7 @@ def measure(folder: Path, report: BenchReport, size: tuple[int, int, int], round
 
 
 def _measure_ways(
-    endpoint: Endpoint, process: int, shape: IndexTable, dimension: int, queries: int
+    endpoint: ClickHouseEndpoint, process: int, shape: IndexShape, dimension: int, queries: int
 ) -> dict[str, float]:
     """Mean processor time of ClickHouse for a query, by way."""
     random, client = np.random.default_rng(1), endpoint.get_client()
@@ -85,11 +85,11 @@ def _measure_ways(
     return {way: mean(values) for way, values in seconds.items()}
 
 
-def _fill_index(endpoint: Endpoint, rows: int, dimension: int, parts: int) -> IndexTable:
+def _fill_index(endpoint: ClickHouseEndpoint, rows: int, dimension: int, parts: int) -> IndexShape:
     """Make an index of one tenant whose parts stay as they are."""
     source = SourceTable(f"bench.n{rows}_{dimension}_{parts}", key="id", tenant="tenant")
     index = Vector("v", dimension=dimension, connectivity=16, expansion=64)
-    shape, client = IndexTable(source=source, index=index, fields=FIELDS), endpoint.get_client()
+    shape, client = IndexShape(source=source, index=index, fields=FIELDS), endpoint.get_client()
     for statement in (*shape.render_create_statements(), *shape.render_view_statements()):
         client.command(statement, settings=SETTINGS)
     client.command(f"ALTER TABLE {shape.qualify_name(shape.rows)} MODIFY SETTING {UNMERGED}")
@@ -116,13 +116,13 @@ def _make_rows(number: int, rows: int, dimension: int, parts: int) -> pa.Table:
 
 
 @contextmanager
-def _run_clickhouse(folder: Path) -> Iterator[tuple[Endpoint, int]]:
+def _run_clickhouse(folder: Path) -> Iterator[tuple[ClickHouseEndpoint, int]]:
     command = [sys.executable, "-m", "chdb_http", "--path", str(folder / "ch")]
     command += ["--host", "127.0.0.1", "--port", "0"]
     with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process:
         assert process.stdout
         address = process.stdout.readline().split()[-1]
         try:
-            yield Endpoint.parse(f"http://{address}"), process.pid
+            yield ClickHouseEndpoint.parse(f"http://{address}"), process.pid
         finally:
             process.terminate()

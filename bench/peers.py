@@ -8,13 +8,13 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from bench.setting import BenchTable
-from iscp_dagster.clickhouse.tables.ddl import IndexTable
+from iscp_dagster.clickhouse.tables.ddl import IndexShape
 
 BATCH = 100_000
 COLUMNS = ["id", "tenant", "name", "amount", "note", "at"]
 
 
-def snapshot_with_delta_rs(setting: BenchTable, shape: IndexTable) -> None:
+def snapshot_with_delta_rs(setting: BenchTable, shape: IndexShape) -> None:
     """Scan with delta-rs, insert batches of 100,000 rows with clickhouse-connect."""
     from deltalake import DeltaTable
 
@@ -23,7 +23,7 @@ def snapshot_with_delta_rs(setting: BenchTable, shape: IndexTable) -> None:
     _insert(setting, shape, reader, version=table.version())
 
 
-def scan_with_delta_rs(setting: BenchTable, shape: IndexTable) -> None:
+def scan_with_delta_rs(setting: BenchTable, shape: IndexShape) -> None:
     """Like `delta_rs_snapshot`, but scan with its own engine, which reads more kinds of tables."""
     from deltalake import DeltaTable, QueryBuilder
 
@@ -33,7 +33,7 @@ def scan_with_delta_rs(setting: BenchTable, shape: IndexTable) -> None:
         _insert(setting, shape, [_cast_strings(pa.table(batch))], version=table.version())
 
 
-def follow_with_delta_rs(setting: BenchTable, shape: IndexTable, after: int, upto: int) -> None:
+def follow_with_delta_rs(setting: BenchTable, shape: IndexShape, after: int, upto: int) -> None:
     """Read the change feed with delta-rs; keep the last change of each key; insert."""
     from deltalake import DeltaTable
 
@@ -68,7 +68,7 @@ def _cast_strings(table: pa.Table) -> pa.Table:
     return table.cast(pa.schema(fields))
 
 
-def _insert(setting: BenchTable, shape: IndexTable, reader: Any, *, version: int) -> None:
+def _insert(setting: BenchTable, shape: IndexShape, reader: Any, *, version: int) -> None:
     client = setting.deployment.endpoint.get_client()
     for batch in reader:
         table = pa.table(batch)

@@ -14,7 +14,7 @@ import sqlalchemy as sa
 from bench.detection import settle_cursor
 from bench.report import BenchReport
 from iscp_dagster import FullText, Mirror, SourceTable
-from iscp_dagster.clickhouse.connect.endpoint import Endpoint
+from iscp_dagster.clickhouse.connect.endpoint import ClickHouseEndpoint
 from iscp_dagster.joblog import lifecycle
 from iscp_dagster.joblog.sql.log import SqlLog
 from iscp_dagster.joblog.sql.tables import ISCP_LOG, to_row
@@ -47,7 +47,7 @@ def measure(folder: Path, report: BenchReport, tables: int, tenants: int) -> Non
     log = SqlLog(f"sqlite:///{folder / 'scale.sqlite'}")
     log.ensure()
     deployment = Deployment(
-        endpoint=Endpoint.parse("http://127.0.0.1:9"),
+        endpoint=ClickHouseEndpoint.parse("http://127.0.0.1:9"),
         log=log,
         spark=_refuse_spark,
         lake=str(folder),

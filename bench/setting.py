@@ -11,12 +11,12 @@ from typing import Any
 
 from iscp_dagster import Index, Mirror, SourceTable
 from iscp_dagster.api.environment import open_deployment
-from iscp_dagster.clickhouse.tables.ddl import IndexTable
+from iscp_dagster.clickhouse.tables.ddl import IndexShape
 from iscp_dagster.joblog.iterations import Iteration
 from iscp_dagster.planning.declared import make_job_specs, make_new_jobs
 from iscp_dagster.sync.deployment import Deployment
 from iscp_dagster.sync.interpreter import iterate
-from iscp_dagster.sync.iteration.outcomes import PendingCommit
+from iscp_dagster.sync.iteration.outcomes import RowDelivery
 
 TENANTS = 4
 SELECT = f"""
@@ -105,20 +105,20 @@ class BenchTable:
         for outcome in iterate(
             deployment, source, iteration, run_id=secrets.token_hex(4), delta_log=log
         ):
-            if not isinstance(outcome, PendingCommit):
+            if not isinstance(outcome, RowDelivery):
                 raise RuntimeError(outcome.message)  # noqa: TRY004 - not about types
             rows += outcome.inserted + outcome.deleted
         return rows
 
     def unregister_jobs(self, source: SourceTable) -> None:
         """Unregister the jobs, so that another declaration of the table can register its own."""
-        from iscp_dagster.planning.declared import name_of
+        from iscp_dagster.planning.declared import make_job_name
 
         for index in source.indexes:
             for job in self.deployment.log.list_jobs():
-                self.deployment.log.unregister(job.key.tenant, name_of(source, index))
+                self.deployment.log.unregister(job.key.tenant, make_job_name(source, index))
 
-    def make_peer_table(self) -> tuple[str, IndexTable]:
+    def make_peer_table(self) -> tuple[str, IndexShape]:
         """Make an empty table of the same shape for a peer; return its qualified name and shape."""
         source = self.declare_source(Mirror())
         fields = self.deployment.make_delta_log(source).get_facts().fields

@@ -9,9 +9,9 @@ from bench import peers
 from bench.report import BenchReport
 from bench.setting import BenchTable, Shape
 from iscp_dagster import Mirror
-from iscp_dagster.clickhouse.tables.ddl import IndexTable
+from iscp_dagster.clickhouse.tables.ddl import IndexShape
 
-Peer = Callable[[BenchTable, IndexTable], None]
+Peer = Callable[[BenchTable, IndexShape], None]
 SHAPES = (
     Shape(
         name="structs and maps",

@@ -17,9 +17,9 @@ from typing import Any
 
 from bench.report import BenchReport
 from iscp_dagster import SourceTable
-from iscp_dagster.clickhouse.connect.endpoint import Endpoint
+from iscp_dagster.clickhouse.connect.endpoint import ClickHouseEndpoint
 from iscp_dagster.clickhouse.kinds.changes import Changes
-from iscp_dagster.clickhouse.tables.ddl import SETTINGS, IndexTable
+from iscp_dagster.clickhouse.tables.ddl import SETTINGS, IndexShape
 from iscp_dagster.joblog.iterations import Iteration, WrittenStep
 from iscp_dagster.joblog.sql.log import SqlLog
 from iscp_dagster.model.declared.images import IMAGE_FIELDS
@@ -61,16 +61,16 @@ def _run_clickhouse(folder: Path) -> Iterator[str]:
         assert process.stdout
         address = process.stdout.readline().split()[-1]
         try:
-            _fill(Endpoint.parse(f"http://{address}"))
+            _fill(ClickHouseEndpoint.parse(f"http://{address}"))
             yield f"http://{address}"
         finally:
             process.terminate()
 
 
-def _fill(endpoint: Endpoint) -> None:
+def _fill(endpoint: ClickHouseEndpoint) -> None:
     """Make the index with ROWS rows of one tenant at version 1."""
     index, client = SOURCE.indexes[0], endpoint.get_client()
-    shape = IndexTable(source=SOURCE, index=index, fields=[*FIELDS, *IMAGE_FIELDS])
+    shape = IndexShape(source=SOURCE, index=index, fields=[*FIELDS, *IMAGE_FIELDS])
     for statement in (*shape.render_create_statements(), *shape.render_view_statements()):
         client.command(statement, settings=SETTINGS)
     into = f"INSERT INTO {shape.qualify_name(shape.rows)} ({', '.join(COLUMNS)}) "
@@ -102,7 +102,7 @@ class _ChangeWriter:
     """Writes changes and confirms them, as an iteration does."""
 
     def __init__(self, url: str, folder: Path) -> None:
-        self.client = Endpoint.parse(url).get_client()
+        self.client = ClickHouseEndpoint.parse(url).get_client()
         self.log, self.version, self.next = _log(folder), 1, 0
         consumer = ConsumerInfo(type="changes", db=NAME.db, table=NAME.table, job=NAME.job)
         spec = JobSpec(detail=IterationDetail(consumer=consumer))
@@ -126,7 +126,7 @@ class _ChangeWriter:
     def _reach(self) -> None:
         (job,) = self.log.list_jobs(name=NAME)
         to = Moment(self.version, self.version)
-        (claim,) = self.log.begin(Iteration.from_jobs([job], to), "run", {})
+        (claim,) = self.log.claim_jobs(Iteration.from_jobs([job], to), "run", {})
         self.log.complete([WrittenStep(claim=claim, to=to, counts={})])
 
     def count_queries(self) -> int:
@@ -238,7 +238,7 @@ def _serve(url: str, folder: str) -> None:
     from iscp_dagster.serve.live.transport.socket import SocketServer
     from iscp_dagster.serve.web.app import GRAPHQL_PATH, GraphQLServerSettings, create_app
 
-    endpoint = Endpoint.parse(url)
+    endpoint = ClickHouseEndpoint.parse(url)
     live = SubscriptionService(log=SqlLog(f"sqlite:///{folder}/log.db"))
     schemas = SchemaCache(
         load=lambda: read_catalog([SOURCE], [endpoint], lambda *_: ()), subscribe=live.subscribe

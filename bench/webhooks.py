@@ -220,8 +220,10 @@ def _measure_statements(setting: OutboxBench, report: BenchReport, name: str, ke
     calls = {
         "put 1": lambda: setting.put(range(WAITING, WAITING + 1), keys=keys),
         "look": lambda: outbox.poll_endpoints(["bench"]),
-        "claim": lambda: outbox.claim("bench", room=100, busy=()),
-        "batch": lambda: outbox.claim("bench", room=1, busy=(), size=BATCH, batch_id=batch_id),
+        "claim": lambda: outbox.prepare_work("bench", room=100, busy=()),
+        "batch": lambda: outbox.prepare_work(
+            "bench", room=1, busy=(), size=BATCH, make_batch_id=batch_id
+        ),
         "pause, resume": lambda: (outbox.pause("bench"), outbox.resume("bench")),
         "counts": outbox.count_deliveries,
     }

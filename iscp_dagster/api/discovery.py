@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 
 DEFAULT_PACKAGE = "assets"
 """The package that declares the location's tables if the environment names none."""
-TABLES = "iscp_dagster/tables"
+DECLARATIONS_KEY = "iscp_dagster/tables"
 """The metadata key under which Dagster definitions keep the declarations they were built from."""
 
 
@@ -84,7 +84,7 @@ def resolve_declarations(
 
 
 @contextmanager
-def _use_package(environ: Mapping[str, str]) -> Iterator[str]:
+def _explain_missing_package(environ: Mapping[str, str]) -> Iterator[str]:
     """The package that declares the location's tables. Raises ConfigError if there is none."""
     package = environ.get(ASSETS) or DEFAULT_PACKAGE
     try:
@@ -121,7 +121,7 @@ def _describe_missing(environ: Mapping[str, str]) -> str:
 
 def import_modules(environ: Mapping[str, str]) -> list[ModuleType]:
     """The package that declares the location's tables, and its modules. Raises ConfigError."""
-    with _use_package(environ) as package:
+    with _explain_missing_package(environ) as package:
         top = import_user_module(package)
         names = sorted(module.name for module in pkgutil.iter_modules(getattr(top, "__path__", ())))
         return [top, *(import_user_module(f"{package}.{name}") for name in names)]
@@ -140,7 +140,7 @@ def _format_file(module: ModuleType) -> str:
 
 def _list_definition_sources(module: ModuleType) -> Iterator[object]:
     for definitions in find_definitions(module):
-        entry = definitions.metadata.get(TABLES)
+        entry = definitions.metadata.get(DECLARATIONS_KEY)
         yield from getattr(entry, "instance", None) or ()
 
 

@@ -11,7 +11,7 @@ from typing import TypeVar
 
 from iscp_dagster.api.wiring import wire_deployment
 from iscp_dagster.batches.factory import is_mismatch_tolerated
-from iscp_dagster.clickhouse.connect.endpoint import Endpoint, parse_endpoints, split_urls
+from iscp_dagster.clickhouse.connect.endpoint import ClickHouseEndpoint, parse_endpoints, split_urls
 from iscp_dagster.events.ids import IdScheme
 from iscp_dagster.joblog.sql.log import SqlLog
 from iscp_dagster.model.errors import ConfigError
@@ -50,7 +50,7 @@ def count_shards(environ: Mapping[str, str]) -> int:
     return max(len(split_urls(environ.get(CLICKHOUSE_URLS, ""))), 1)
 
 
-def get_endpoints(environ: Mapping[str, str], **timeouts: float) -> tuple[Endpoint, ...]:
+def get_endpoints(environ: Mapping[str, str], **timeouts: float) -> tuple[ClickHouseEndpoint, ...]:
     """The ClickHouse servers by shard. Raises ConfigError if settings contradict each other."""
     url, urls = environ.get(CLICKHOUSE_URL, ""), environ.get(CLICKHOUSE_URLS, "")
     return parse_endpoints(url, urls, **timeouts)

@@ -10,7 +10,7 @@ from typing import Any
 from durable_invocations.client.client import Client
 from durable_invocations.ingress import facts
 from durable_invocations.protocol.failures import escape_surrogates
-from durable_invocations.runtime.sql.database import INVOCATIONS
+from durable_invocations.runtime.sql.database import INVOCATIONS_ROLE
 from durable_invocations.runtime.sql.store import SqlStore
 from durable_invocations.runtime.store.views import InvocationFilter
 from iscp_dagster.joblog.sql.engine import LOG, open_engine
@@ -19,7 +19,7 @@ from iscp_dagster.model.variables import INVOCATIONS_TOKEN, INVOCATIONS_URL
 from iscp_dagster.serviceconsumers.errors import raise_job_errors
 from iscp_dagster.serviceconsumers.runtime import open_client
 
-IN_LOG = replace(INVOCATIONS, name=LOG.name, setting=LOG.setting)
+IN_LOG = replace(INVOCATIONS_ROLE, name=LOG.name, setting=LOG.setting)
 """The ISCP log's database; its failures raise the errors of durable_invocations."""
 
 
@@ -28,9 +28,9 @@ def open_invocations(environ: Mapping[str, str]) -> SqlStore:
 
     Raises ConfigError if neither does. The store raises the errors of durable_invocations.
     """
-    from iscp_dagster.local.stack.environment import find_log_url
+    from iscp_dagster.local.stack.environment import resolve_log_url
 
-    _, log = find_log_url(environ)
+    _, log = resolve_log_url(environ)
     with raise_job_errors():
         store = SqlStore(open_engine(log, IN_LOG))
         store.ensure()

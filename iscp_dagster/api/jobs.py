@@ -28,7 +28,7 @@ from iscp_dagster.api.waiting import CommitWait
 from iscp_dagster.delta.checks import check_keys
 from iscp_dagster.delta.log.deltalog import DeltaLog
 from iscp_dagster.joblog.history import HistoryEntry, Usage
-from iscp_dagster.joblog.results import Interruption
+from iscp_dagster.joblog.results import SpecUpdateResult
 from iscp_dagster.joblog.sharing import fit_spec
 from iscp_dagster.joblog.updates import SpecUpdate
 from iscp_dagster.model import errors
@@ -43,7 +43,7 @@ from iscp_dagster.model.states import JobState
 from iscp_dagster.model.variables import DAGSTER_HOME
 from iscp_dagster.planning.declared import add_shard, make_job_spec, make_job_specs
 from iscp_dagster.planning.table_problems import check_sole
-from iscp_dagster.planning.triggers.plan import check_scheduled
+from iscp_dagster.planning.triggers.plan import check_schedule_settings
 from iscp_dagster.sync.deployment import Deployment
 from iscp_dagster.upkeep.progress import Progress, read_progress
 
@@ -144,7 +144,7 @@ class Jobs:
 
     def apply_spec_change(
         self, tenant: str, job: JobID, change: SpecUpdate | JobSpec, *, interrupt: bool
-    ) -> Interruption:
+    ) -> SpecUpdateResult:
         """Like `update_job_spec`, with an answer that names the jobs that were interrupted."""
         if isinstance(change, JobSpec) and _get_job_id(change) != job:
             self.check_job_spec(job, change)
@@ -261,7 +261,7 @@ class Jobs:
         selected = [job for job in jobs if table in {None, f"{job.name.db}.{job.name.table}"}]
         return sorted(selected, key=lambda job: (job.name, job.key))
 
-    def list_templates(self, table: str | None = None) -> Mapping[JobID, JobSpec]:
+    def list_standing(self, table: str | None = None) -> Mapping[JobID, JobSpec]:
         """The specs registered for every tenant, of `database.table` or all tables, by job name."""
         templates = self.deployment.log.list_standing()
         return {
@@ -402,7 +402,7 @@ class Jobs:
     def _check_new(self, job: JobID, spec: JobSpec) -> None:
         """Check the rules that existing jobs may break but new ones may not. Raises ConfigError."""
         with prefix_errors(job):
-            check_scheduled(spec.trigger)
+            check_schedule_settings(spec.trigger)
             consumer = spec.detail.consumer
             get_consumer_kind(consumer.type).check_importable(consumer)
 

@@ -104,9 +104,9 @@ def open_declared_outbox(environ: Mapping[str, str]) -> DeclaredOutbox:
 
     Raises ConfigError if neither does.
     """
-    from iscp_dagster.local.stack.environment import find_log_url
+    from iscp_dagster.local.stack.environment import resolve_log_url
 
-    variables, url = find_log_url(environ)
+    variables, url = resolve_log_url(environ)
     log = SqlLog(url)
     log.ensure()
     return DeclaredOutbox(variables, Outbox(log.engine))

@@ -129,7 +129,7 @@ class CommitWait:
         detector.detect_change()
         required, tenants = self._list_required(goal), None
         while lagging := self._find_lags(goal, table_id, required, tenants):
-            self._refuse_broken(goal, lagging)
+            self._refuse_stuck(goal, lagging)
             self._pause_until_changed(goal, lagging, detector, timer)
             # Tenants that already have the commit are not checked again.
             tenants = {lag.tenant for lag in lagging}
@@ -305,7 +305,7 @@ class CommitWait:
                 f"tenants are: {format_names(tenants, tenant)}."
             )
 
-    def _refuse_broken(self, goal: int, lagging: Collection[Lag]) -> None:
+    def _refuse_stuck(self, goal: int, lagging: Collection[Lag]) -> None:
         broken = [lag for lag in lagging if lag.broken]
         if broken:
             raise errors.WaitError(

@@ -7,7 +7,7 @@ from functools import partial
 from typing import Any
 
 from iscp_dagster.batches.factory import make_opener
-from iscp_dagster.clickhouse.connect.endpoint import Endpoint
+from iscp_dagster.clickhouse.connect.endpoint import ClickHouseEndpoint
 from iscp_dagster.events.ids import DEFAULT_IDS, IdScheme
 from iscp_dagster.joblog.sql.log import SqlLog
 from iscp_dagster.serviceconsumers.runtime import open_runtime
@@ -17,7 +17,7 @@ from iscp_dagster.sync.deployment import Deployment
 
 def wire_deployment(
     *,
-    shards: Sequence[Endpoint],
+    shards: Sequence[ClickHouseEndpoint],
     log: SqlLog,
     log_url: str,
     state_store: str,
@@ -38,12 +38,12 @@ def wire_deployment(
         endpoint=shards[0],
         shards=tuple(shards),
         log=log,
-        states=make_opener(state_store, log_url=log_url, endpoint=shards[0]),
+        open_state_store=make_opener(state_store, log_url=log_url, endpoint=shards[0]),
         tolerate_state_mismatch=tolerate_state_mismatch,
         spark=shared,
         private_spark=private,
         lake=lake,
         bounds=bounds,
         event_ids=event_ids,
-        services=partial(open_runtime, *invocations) if invocations[0] else None,
+        open_runtime=partial(open_runtime, *invocations) if invocations[0] else None,
     )

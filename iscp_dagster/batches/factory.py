@@ -15,7 +15,7 @@ from iscp_dagster.model.variables import is_true
 
 if TYPE_CHECKING:
     from iscp_dagster.batches.protocol import StateStore
-    from iscp_dagster.clickhouse.connect.endpoint import Endpoint
+    from iscp_dagster.clickhouse.connect.endpoint import ClickHouseEndpoint
 
 
 GROUP = "iscp_dagster.state_stores"
@@ -30,7 +30,7 @@ class Backing:
     """Where a store may keep states: in the ISCP log's database, or behind a ClickHouse."""
 
     log_url: str | None = field(default=None, repr=False)
-    endpoint: Endpoint | None = None
+    endpoint: ClickHouseEndpoint | None = None
 
 
 Maker = Callable[[str, Backing], "StateStore"]
@@ -38,7 +38,7 @@ Maker = Callable[[str, Backing], "StateStore"]
 
 
 def make_state_store(
-    setting: str, *, log_url: str | None = None, endpoint: Endpoint | None = None
+    setting: str, *, log_url: str | None = None, endpoint: ClickHouseEndpoint | None = None
 ) -> StateStore:
     """The store that the setting names; `ensure` it before its first use.
 
@@ -51,7 +51,7 @@ def make_state_store(
 
 
 def make_opener(
-    setting: str, *, log_url: str, endpoint: Endpoint
+    setting: str, *, log_url: str, endpoint: ClickHouseEndpoint
 ) -> Callable[[], StateStore] | None:
     """A function that opens a deployment's store, ready for use; None for `sql`.
 
@@ -72,7 +72,7 @@ def is_mismatch_tolerated(environ: Mapping[str, str]) -> bool:
 
 
 @lru_cache(maxsize=4)
-def _open_store(kind: str, url: str, endpoint: Endpoint) -> StateStore:
+def _open_store(kind: str, url: str, endpoint: ClickHouseEndpoint) -> StateStore:
     store = make_state_store(kind, log_url=url, endpoint=endpoint)
     store.ensure()
     return store

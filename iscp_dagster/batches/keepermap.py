@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 from iscp_dagster.batches import compare, keepersql
 from iscp_dagster.batches.protocol import Outcomes, StateKey, StateStore, StateWrite, StoredState
-from iscp_dagster.clickhouse.connect.endpoint import Endpoint
+from iscp_dagster.clickhouse.connect.endpoint import ClickHouseEndpoint
 from iscp_dagster.clickhouse.connect.failures import ClickHouseError
 from iscp_dagster.model.errors import FenceError, IscpError, SetupError, UnavailableError
 from iscp_dagster.model.portions import split_into_portions
@@ -17,9 +17,9 @@ if TYPE_CHECKING:
     from clickhouse_connect.driver.client import Client
 
 # KEEPER_EXCEPTION; INVALID_STATE, of a table that was loaded while its Keeper was down.
-_OF_KEEPER = {999, 668}
-_NOT_AS_SEEN = 395
-_NOT_SET_UP = {36, 139}
+_KEEPER_CODES = {999, 668}
+_CONFLICT_CODE = 395
+_NO_KEEPER_CODES = {36, 139}
 
 
 class KeeperMapStates(StateStore):
@@ -31,17 +31,17 @@ class KeeperMapStates(StateStore):
     """
 
     def __init__(
-        self, endpoint: Endpoint, *, database: str = "default", path: str = "/iscp_states"
+        self, endpoint: ClickHouseEndpoint, *, database: str = "default", path: str = "/iscp_states"
     ) -> None:
         self._endpoint = endpoint
         self._sql = keepersql.build_statements(database, path)
 
     def ensure(self) -> None:
         with self._open_client("make the table of states") as client:
-            if self._sql.database:
-                client.command(self._sql.database)
+            if self._sql.create_database:
+                client.command(self._sql.create_database)
             client.command(self._sql.create)
-            (engine,) = client.query(self._sql.made).first_row
+            (engine,) = client.query(self._sql.read_engine).first_row
         if self._sql.path not in engine:
             raise SetupError(
                 f"The state table {self._sql.table} does not have the path {self._sql.path}: "
@@ -142,14 +142,14 @@ class KeeperMapStates(StateStore):
     def _explain_error(self, error: IscpError, action: str) -> IscpError | None:
         """An error that names Keeper, the comparison or the set-up, if one of them is the cause."""
         code = getattr(error.__cause__, "code", None)
-        if code in _OF_KEEPER:
+        if code in _KEEPER_CODES:
             return UnavailableError(
                 f"The Keeper (ZooKeeper) behind ClickHouse at {self._endpoint.address} did not "
                 f"{action}; check that it is up. {error}"
             )
-        if code == _NOT_AS_SEEN:
+        if code == _CONFLICT_CODE:
             return FenceError(f"States changed while they were compared ({action}); plan again.")
-        if code in _NOT_SET_UP and isinstance(error, ClickHouseError):
+        if code in _NO_KEEPER_CODES and isinstance(error, ClickHouseError):
             return SetupError(f"{error}. See docs/state-stores.md for what KeeperMap needs.")
         return None
 

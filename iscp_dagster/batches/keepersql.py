@@ -45,10 +45,10 @@ class KeeperStatements:
     table: str
     path: str
     """The path in Keeper, quoted."""
-    database: str
+    create_database: str
     """Makes the database; empty for `default`, which always exists."""
     create: str
-    made: str
+    read_engine: str
     read: str
     update: str
     forget: str
@@ -60,10 +60,10 @@ def build_statements(database: str, path: str) -> KeeperStatements:
     return KeeperStatements(
         table=table,
         path=quote_string(path),
-        database=""
+        create_database=""
         if database == "default"
         else f"CREATE DATABASE IF NOT EXISTS {quote_identifier(database)}",
-        made=_MADE.replace(":database", quote_string(database)).replace(
+        read_engine=_MADE.replace(":database", quote_string(database)).replace(
             ":name", quote_string(TABLE)
         ),
         create=_CREATE.replace(":table", table).replace(":path", quote_string(path)),

@@ -146,7 +146,7 @@ def is_reserved(name: str) -> bool:
     return name.lower() in RESERVED
 
 
-def feed_remedy(location: str) -> str:
+def format_feed_remedy(location: str) -> str:
     """The statement that turns the change feed on."""
     table = f"delta.{quote_identifier(to_spark_path(location))}"
     return f"ALTER TABLE {table} SET TBLPROPERTIES ({FEED_PROPERTY} = true)"
@@ -183,5 +183,5 @@ def _check_feed(log: DeltaLog, facts: TableFacts) -> None:
     if not facts.metadata.feed_enabled:
         raise SourceError(
             f"The change data feed of {log.location} is off, so its changes cannot be read. "
-            f"Turn it on: {feed_remedy(log.location)}"
+            f"Turn it on: {format_feed_remedy(log.location)}"
         )

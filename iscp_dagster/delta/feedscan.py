@@ -40,7 +40,7 @@ class CommitFile:
 
     version: int
     micros: int
-    kind: str
+    action: str
     slice_: filescan.Slice
 
 
@@ -48,8 +48,8 @@ class CommitFile:
 class FeedRows:
     """The rows of a range of the feed; picklable."""
 
-    files: filescan.TableFiles
-    parts: tuple[CommitFile, ...]
+    reader: filescan.ParquetReader
+    files: tuple[CommitFile, ...]
 
     def read_table(self) -> pa.Table:
         """All rows in memory, with their version, time and kind of change, in no order.
@@ -58,7 +58,7 @@ class FeedRows:
         """
         import pyarrow as pa
 
-        tables = [self._read_file(file) for file in self.parts]
+        tables = [self._read_file(file) for file in self.files]
         return pa.concat_tables(tables).combine_chunks()
 
     def read_if_small(self, most: int) -> pa.Table | None:
@@ -80,10 +80,10 @@ class FeedRows:
         import pyarrow as pa
         import pyarrow.compute as pc
 
-        has_kinds = file.kind not in KINDS
+        has_kinds = file.action not in KINDS
         reader = replace(
-            self.files,
-            fields=(*self.files.fields, *([_CHANGE_TYPE_FIELD] if has_kinds else [])),
+            self.reader,
+            fields=(*self.reader.fields, *([_CHANGE_TYPE_FIELD] if has_kinds else [])),
         )
         rows = pa.Table.from_batches(reader.read(file.slice_), schema=reader.build_schema())
         count = rows.num_rows
@@ -91,7 +91,7 @@ class FeedRows:
             kinds = rows[checks.CHANGE_TYPE].combine_chunks()
             rows = rows.drop_columns([checks.CHANGE_TYPE])
         else:
-            kinds = pa.repeat(KINDS[file.kind], count)
+            kinds = pa.repeat(KINDS[file.action], count)
         return (
             rows.append_column(schema.VERSION, pa.repeat(file.version, count))
             .append_column(schema.TIMESTAMP, pa.repeat(file.micros, count))
@@ -115,7 +115,7 @@ class FeedScan(FeedRows):
 
     def read_batches(self, numbers: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         """For `mapInArrow`: a batch of one number in, batches of rows out."""
-        for batch in numbers if self.parts else ():
+        for batch in numbers if self.files else ():
             for _ in range(batch.num_rows):
                 yield from self._read_changes().to_batches(max_chunksize=filescan.ROWS_PER_BATCH)
 
@@ -146,12 +146,12 @@ def plan_feed(
     feed_rows = plan_rows(location, facts, feed, [*output, *identity], tenant)
     if feed_rows is None:
         return None
-    types = {field.name: field.type for field in feed_rows.files.fields}
+    types = {field.name: field.type for field in feed_rows.reader.fields}
     if not all(_is_sortable(types[name]) for name in identity):
         return None
     return FeedScan(
+        reader=feed_rows.reader,
         files=feed_rows.files,
-        parts=feed_rows.parts,
         output=tuple(output),
         identity=tuple(identity),
         tenant=tenant,
@@ -167,7 +167,7 @@ def plan_rows(
     tenant: str | None,
 ) -> FeedRows | None:
     """How to read these columns of these files of the feed; None where Spark must read them."""
-    reader = filescan.plan_files(location, facts, list(dict.fromkeys(columns)))
+    reader = filescan.make_parquet_reader(location, facts, list(dict.fromkeys(columns)))
     if reader is None or any(filescan.is_outside_table(file.path) for _, file in feed):
         return None
     partitioned = [f for f in reader.fields if f.name in facts.metadata.partition_columns]
@@ -178,7 +178,7 @@ def plan_rows(
         for value in p.slice_.partition.values()
     ):
         return None
-    return FeedRows(files=reader, parts=commit_files)
+    return FeedRows(reader=reader, files=commit_files)
 
 
 def _is_sortable(type_: Any) -> bool:
@@ -188,7 +188,7 @@ def _is_sortable(type_: Any) -> bool:
 def _build_commit_file(
     at: Moment, file: FeedFile, partitioned: Collection[schema.DeltaField], tenant: str | None
 ) -> CommitFile:
-    values = dict(file.place)
+    values = dict(file.partition)
     partition = {
         f.name: _parse_partition_value(values.get(f.physical or f.name), str(f.type))
         for f in partitioned
@@ -196,7 +196,7 @@ def _build_commit_file(
     if tenant is not None and partition.get(tenant) == UnreadableValue(""):
         partition[tenant] = None
     slice_ = filescan.Slice(path=file.path, partition=partition, bytes=file.bytes)
-    return CommitFile(version=at.version, micros=at.micros, kind=file.kind, slice_=slice_)
+    return CommitFile(version=at.version, micros=at.micros, action=file.action, slice_=slice_)
 
 
 def _parse_partition_value(value: str | None, type_: str) -> Any:

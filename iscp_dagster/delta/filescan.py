@@ -19,7 +19,7 @@ from urllib.parse import unquote
 
 from iscp_dagster.delta import arrow
 from iscp_dagster.delta.checks import TENANT_TYPES
-from iscp_dagster.delta.log.facts import VECTORS, DataFile, Places, TableFacts, UnreadableValue
+from iscp_dagster.delta.log.facts import VECTORS, DataFile, RowNumbers, TableFacts, UnreadableValue
 from iscp_dagster.delta.log.files import STORES, get_store_settings, open_store, to_local_path
 from iscp_dagster.delta.log.storage_errors import STORE_FAILED, translate_data_error
 from iscp_dagster.model.declared.schema import Array, DeltaField, DeltaType, Map, Struct
@@ -57,14 +57,14 @@ class Slice:
     partition: Mapping[str, Any]
     bytes: int = 0
     """Size of the whole file; 0 if unknown."""
-    part: int = 0
-    parts: int = 1
-    deleted: Places | None = field(default=None, repr=False)
+    number: int = 0
+    count: int = 1
+    deleted: RowNumbers | None = field(default=None, repr=False)
     """The rows in the file's deletion vector; None without one."""
 
 
 @dataclass(frozen=True, kw_only=True)
-class TableFiles:
+class ParquetReader:
     """The `fields` of the Parquet files of the table at `location`, a folder or a store's URL."""
 
     location: str
@@ -79,7 +79,7 @@ class TableFiles:
         return pa.schema([(field.name, arrow.to_arrow_type(field.type)) for field in self.fields])
 
     @cached_property
-    def plain(self) -> bool:
+    def scans_directly(self) -> bool:
         """Whether Arrow's own scanner can build the columns from a file's."""
         return all(arrow.is_flat(f.type) and _get_stored_name(f) == f.name for f in self.fields)
 
@@ -90,10 +90,10 @@ class TableFiles:
         """
         import pyarrow as pa
 
-        plain = self.plain and slice_.deleted is None
+        plain = self.scans_directly and slice_.deleted is None
         try:
             for piece in _make_fragments(*self._open_slice(slice_), slice_, fill_partition=plain):
-                self._check_plain(piece, slice_)
+                self._check_reads_alike(piece, slice_)
                 yield from self._scan_plain(piece) if plain else self._scan_by_column(piece, slice_)
         except FileNotFoundError as error:
             raise FeedGoneError(
@@ -122,7 +122,7 @@ class TableFiles:
         store = open_store(
             self.location, self.options, {name: slice_.bytes} if slice_.bytes else {}
         )
-        if slice_.parts > 1 or not 0 < slice_.bytes <= BYTES_AT_ONCE:
+        if slice_.count > 1 or not 0 < slice_.bytes <= BYTES_AT_ONCE:
             return name, store
         with store.open_input_file(name) as file:
             return pa.BufferReader(file.read()), None
@@ -162,7 +162,7 @@ class TableFiles:
             return arrow.cast_to_type(batch.column(_get_stored_name(field)), field.type)
         return pa.nulls(batch.num_rows, arrow.to_arrow_type(field.type))
 
-    def _check_plain(self, piece: Any, slice_: Slice) -> None:
+    def _check_reads_alike(self, piece: Any, slice_: Slice) -> None:
         """Raises NotPlainError for a file that Spark would read differently.
 
         Spark finds a column in any case, where Arrow would read nulls; and it corrects dates and
@@ -185,7 +185,7 @@ class TableFiles:
 class FileScan:
     """The slices that each task of a snapshot reads; picklable."""
 
-    files: TableFiles
+    reader: ParquetReader
     tasks: tuple[tuple[Slice, ...], ...]
 
     def read_batches(self, numbers: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
@@ -193,14 +193,14 @@ class FileScan:
         for batch in numbers:
             for number in batch["id"].to_pylist():
                 for slice_ in self.tasks[number]:
-                    yield from self.files.read(slice_)
+                    yield from self.reader.read(slice_)
 
 
 def plan_tasks(
     location: str, facts: TableFacts, files: Sequence[DataFile], columns: Sequence[str], least: int
 ) -> FileScan | None:
     """The scan of `files` in at least `least` tasks; None where Spark must read the table."""
-    reader = plan_files(location, facts, columns)
+    reader = make_parquet_reader(location, facts, columns)
     if reader is None or any(is_outside_table(file.path) for file in files):
         return None
     names = set(facts.metadata.partition_columns).intersection(columns)
@@ -210,20 +210,22 @@ def plan_tasks(
         return None
     if VECTORS in facts.reader_features and any(file.deleted is None for file in files):
         return None
-    return FileScan(files=reader, tasks=_deal_slices(_slice_files(files, columns), least))
+    return FileScan(reader=reader, tasks=_deal_slices(_slice_files(files, columns), least))
 
 
-def plan_files(location: str, facts: TableFacts, columns: Sequence[str]) -> TableFiles | None:
+def make_parquet_reader(
+    location: str, facts: TableFacts, columns: Sequence[str]
+) -> ParquetReader | None:
     """How to read the table's files; None where Spark must, also for stores not in `STORES`."""
     folder, scheme = to_local_path(location), location.partition("://")[0]
     fields = tuple(next(f for f in facts.fields if f.name == name) for name in columns)
-    if not (folder or scheme in STORES) or not is_plain(facts, fields):
+    if not (folder or scheme in STORES) or not can_arrow_read(facts, fields):
         return None
     options = {} if folder else get_store_settings(os.environ)
-    return TableFiles(location=folder or location, fields=fields, options=options)
+    return ParquetReader(location=folder or location, fields=fields, options=options)
 
 
-def is_plain(facts: TableFacts, fields: Sequence[DeltaField]) -> bool:
+def can_arrow_read(facts: TableFacts, fields: Sequence[DeltaField]) -> bool:
     """Whether Arrow can build the rows from the files: there are no widened columns, variants or
     texts that Spark pads, and columns are mapped by name if at all.
     """
@@ -252,8 +254,8 @@ def _slice_files(files: Sequence[DataFile], columns: Sequence[str]) -> Iterator[
                 path=file.path,
                 partition=partition,
                 bytes=file.bytes,
-                part=part,
-                parts=parts,
+                number=part,
+                count=parts,
                 deleted=file.deleted or None,
             )
             yield file.bytes // parts, slice_
@@ -263,7 +265,7 @@ def _deal_slices(slices: Iterable[tuple[int, Slice]], least: int) -> tuple[tuple
     """Deal the slices out, largest first, each to the task with the fewest bytes."""
     import heapq
 
-    largest_first = sorted(slices, key=lambda pair: (-pair[0], pair[1].path, pair[1].part))
+    largest_first = sorted(slices, key=lambda pair: (-pair[0], pair[1].path, pair[1].number))
     number = max(least, ceil(sum(size for size, _ in largest_first) / BYTES_PER_TASK))
     tasks: list[list[Slice]] = [[] for _ in range(number)]
     loads = [(0, task) for task in range(number)]
@@ -340,9 +342,9 @@ def _make_fragments(file: Any, store: Any, slice_: Slice, *, fill_partition: boo
         filesystem=store,
         partition_expression=_to_arrow_expression(slice_.partition) if fill_partition else None,
     )
-    if slice_.parts == 1:
+    if slice_.count == 1:
         return iter([fragment])
-    return iter(fragment.split_by_row_group()[slice_.part :: slice_.parts])
+    return iter(fragment.split_by_row_group()[slice_.number :: slice_.count])
 
 
 def _to_arrow_expression(partition: Mapping[str, Any]) -> Any:

@@ -14,7 +14,7 @@ from typing import Any
 from iscp_dagster.delta import checks
 from iscp_dagster.delta.comparing import to_orderable
 from iscp_dagster.delta.log.files import to_spark_path
-from iscp_dagster.delta.variants import as_text, has_variant
+from iscp_dagster.delta.variants import has_variant, render_variants
 from iscp_dagster.model.declared.schema import DELETED, TIMESTAMP, VERSION, DeltaType, parse_schema
 from iscp_dagster.model.declared.tables import DEFAULT_TENANT
 from iscp_dagster.model.errors import ConfigError
@@ -238,6 +238,8 @@ def _select_output(selection: TableSelection) -> list[Any]:
     """The output columns, with variants as JSON text."""
     types = {name: type_ for name, type_ in selection.types.items() if has_variant(type_)}
     return [
-        as_text(get_column(name), types[name]).alias(name) if name in types else get_column(name)
+        render_variants(get_column(name), types[name]).alias(name)
+        if name in types
+        else get_column(name)
         for name in selection.output
     ]

@@ -29,7 +29,7 @@ from iscp_dagster.delta.reader import (
     read_feed,
     read_table_version,
 )
-from iscp_dagster.delta.variants import as_text, has_variant
+from iscp_dagster.delta.variants import has_variant, render_variants
 from iscp_dagster.model.declared.images import (
     AFTER,
     CHANGE,
@@ -100,7 +100,7 @@ class ViewRead:
         return {**self.selection.types, **{field.name: field.type for field in self.calculated}}
 
     @property
-    def conditions(self) -> list[str]:
+    def condition_columns(self) -> list[str]:
         """The names of the conditions' columns."""
         triggers = self.transitions.conditions
         return [
@@ -110,7 +110,7 @@ class ViewRead:
     @property
     def base_columns(self) -> list[str]:
         """The columns of a BASE row without the system ones."""
-        return [*self.output, *IMAGE_COLUMNS, *self.conditions]
+        return [*self.output, *IMAGE_COLUMNS, *self.condition_columns]
 
     @property
     def image_columns(self) -> list[str]:
@@ -157,7 +157,7 @@ def _apply_schema(rows: Any, read: ViewRead) -> Any:
     if any(map(has_variant, read.types.values())):
         return rows
     types = {field.name: field.type for field in IMAGE_FIELDS}
-    types |= read.types | dict.fromkeys(read.conditions, BOOLEAN)
+    types |= read.types | dict.fromkeys(read.condition_columns, BOOLEAN)
     types |= {VERSION: LONG, TIMESTAMP: LONG, DELETED: BOOLEAN, REPEATS: BOOLEAN, FRESH: BOOLEAN}
     fields = [DeltaField(name=name, type=to_nullable(types[name])) for name in read.image_columns]
     return rows.to(StructType.fromJson(to_schema_json(fields)))
@@ -185,7 +185,7 @@ def read_base(spark: Any, read: ViewRead, at: Moment) -> Any:
         F.lit(AFTER).cast("tinyint").alias(IMAGE),
         F.array().cast(NO_FIELDS).alias(FIELDS),
         F.lit(0).cast("bigint").alias(ORDINAL),
-        *get_columns(read.conditions),
+        *get_columns(read.condition_columns),
         F.lit(at.version).cast("bigint").alias(VERSION),
         F.lit(at.micros).cast("bigint").alias(TIMESTAMP),
         F.lit(False).alias(DELETED),
@@ -213,7 +213,7 @@ def _select_view(rows: Any, read: ViewRead, *system: str) -> Any:
     """The view's rows with its columns, the conditions' columns and the `system` columns."""
     variants = {name: type_ for name, type_ in read.types.items() if has_variant(type_)}
     output = [
-        as_text(get_column(name), variants[name]).alias(name)
+        render_variants(get_column(name), variants[name]).alias(name)
         if name in variants
         else get_column(name)
         for name in read.output
@@ -280,7 +280,7 @@ def _derive_changes(rows: Any, read: ViewRead) -> Any:
     kind = F.when(upsert, int(ChangeKind.INSERT)).otherwise(int(ChangeKind.DELETE))
     rows = rows.select(
         *get_columns(read.output),
-        *get_columns(read.conditions),
+        *get_columns(read.condition_columns),
         VERSION,
         TIMESTAMP,
         UPSERT,
@@ -307,7 +307,7 @@ def _rank_changes(rows: Any, read: ViewRead, tenant: list[Any]) -> Any:
         F.col(UPSERT).cast("tinyint").alias(IMAGE),
         FIELDS,
         (F.dense_rank().over(commit_window) - 1).cast("bigint").alias(ORDINAL),
-        *get_columns(read.conditions),
+        *get_columns(read.condition_columns),
         VERSION,
         TIMESTAMP,
         F.lit(False).alias(DELETED),

@@ -20,15 +20,15 @@ def has_variant(type_: DeltaType) -> bool:
     return type_ == VARIANT
 
 
-def as_text(column: Any, type_: DeltaType) -> Any:
+def render_variants(column: Any, type_: DeltaType) -> Any:
     """The Spark column with `to_json` of each variant in it; nulls stay null."""
     from pyspark.sql.connect import functions as F  # noqa: N812 - the name everyone knows
 
     if isinstance(type_, Array) and has_variant(type_):
-        return F.transform(column, lambda element: as_text(element, type_.element))
+        return F.transform(column, lambda element: render_variants(element, type_.element))
     if isinstance(type_, Map) and has_variant(type_):
-        return F.transform_values(column, lambda _, value: as_text(value, type_.value))
+        return F.transform_values(column, lambda _, value: render_variants(value, type_.value))
     if isinstance(type_, Struct) and has_variant(type_):
-        fields = (as_text(column[f.name], f.type).alias(f.name) for f in type_.fields)
+        fields = (render_variants(column[f.name], f.type).alias(f.name) for f in type_.fields)
         return F.when(column.isNotNull(), F.struct(*fields))
     return F.to_json(column) if type_ == VARIANT else column

@@ -31,7 +31,7 @@ from iscp_dagster.spark.session import disconnect
 from iscp_dagster.sync.deployment import Deployment
 from iscp_dagster.upkeep.outbox import open_outbox
 from iscp_dagster.upkeep.position import JobPosition, read_positions
-from iscp_dagster.upkeep.verify import IndexVerdict, verify
+from iscp_dagster.upkeep.verify import IndexVerdict, compare_or_raise
 
 LOAD_SECONDS = 900
 SYNC_SECONDS = 900
@@ -73,7 +73,7 @@ class Demo:
         for search in searches.SEARCHES:
             search(self.deployment, self.source.database, self.console)
         with self._show_step("Verifying every index against its source"):
-            verdicts = verify(self.deployment, self.source)
+            verdicts = compare_or_raise(self.deployment, self.source)
         self._print_table(read_positions(self.deployment, self.source), verdicts)
         return verdicts
 

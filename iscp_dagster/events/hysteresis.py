@@ -35,7 +35,7 @@ class Hysteresis:
     matches, and stays so until it meets `unmatch` without matching, or leaves the view.
     """
 
-    unmatch: bool = False
+    has_unmatch: bool = False
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -49,7 +49,7 @@ class FiredEvent:
 
 def is_active(hysteresis: Hysteresis, result: ConditionResult, *, before: bool) -> bool:
     """Whether a row is active with this image, given whether it was active before."""
-    if result.match or not hysteresis.unmatch:
+    if result.match or not hysteresis.has_unmatch:
         return result.match
     return before and not result.unmatch
 
@@ -62,7 +62,11 @@ def evaluate_change(
     `active` says whether the row was in the kept set; it is ignored without hysteresis. A row that
     leaves the view is no longer active. The same image again fires nothing.
     """
-    was = active if hysteresis.unmatch else change.before is not None and change.result_before.match
+    was = (
+        active
+        if hysteresis.has_unmatch
+        else change.before is not None and change.result_before.match
+    )
     now = change.after is not None and is_active(hysteresis, change.result_after, before=was)
     if was == now:
         return None, now
@@ -78,7 +82,7 @@ class TriggerMachine:
     """
 
     def __init__(self, hysteresis: Hysteresis, active: Iterable[str] = ()) -> None:
-        self.condition = hysteresis
+        self.hysteresis = hysteresis
         self._before = frozenset(active)
         self._active = set(self._before)
 
@@ -97,7 +101,7 @@ class TriggerMachine:
     def apply_changes(self, changes: Iterable[StampedChange]) -> Iterator[FiredEvent]:
         """Apply the changes, which are in order for each key; yield the fired events."""
         for change, timestamp in changes:
-            fired, now = evaluate_change(self.condition, change, active=change.key in self._active)
+            fired, now = evaluate_change(self.hysteresis, change, active=change.key in self._active)
             self._set_active(change.key, now=now)
             if fired is not None:
                 yield FiredEvent(type=fired, change=change, timestamp=timestamp)
@@ -122,7 +126,7 @@ class TriggerMachine:
         self._active.clear()
         for row, _ in rows:
             self._set_active(
-                row.key, now=is_active(self.condition, row.result_after, before=row.key in was)
+                row.key, now=is_active(self.hysteresis, row.result_after, before=row.key in was)
             )
 
     def _set_active(self, key: str, *, now: bool) -> None:

@@ -14,7 +14,7 @@ from iscp_dagster.events.hysteresis import EventType
 from iscp_dagster.events.ids import IdScheme
 from iscp_dagster.eventtriggers.evaluation import TenantRead, TriggerEvaluation, TriggerEvaluator
 from iscp_dagster.eventtriggers.images import build_changes, list_view_columns, read_image_rows
-from iscp_dagster.eventtriggers.recording import EventRecorder
+from iscp_dagster.eventtriggers.recording import PendingEventBuilder
 from iscp_dagster.joblog.sql.active import (
     ActiveSet,
     read_active_keys,
@@ -128,7 +128,7 @@ class _ConsumeCall:
         consumer, retriever = self.consumer, self.retriever
         self._read_active_sets()
         rule = consumer.evaluator
-        rows = read_image_rows(retriever, consumer.source.tenant, rule.condition, rule.columns)
+        rows = read_image_rows(retriever, consumer.source.tenant, rule.hysteresis, rule.columns)
         outcomes = self._evaluate_tenants(rows, consumer.clock())
         with consumer.log.begin_write() as connection:
             remaining = self._list_remaining()
@@ -184,7 +184,7 @@ class _ConsumeCall:
         """The outcome of each tenant; refuses a tenant that cannot be evaluated."""
         outcomes: dict[str, _TenantOutcome] = {}
         evaluator, ids = self.consumer.evaluator, self.consumer.ids
-        builder = EventRecorder(
+        builder = PendingEventBuilder(
             trigger=evaluator.trigger, identity=evaluator.identity, ids=ids, recorded=recorded
         )
         with self.consumer.log.begin_read() as connection:
@@ -213,14 +213,14 @@ class _ConsumeCall:
         consumer = self.consumer
         name = f"{consumer.source.name}/{consumer.evaluator.trigger.name}"
         return build_changes(
-            rows, tenant, consumer.source.keys, consumer.evaluator.condition, name=name
+            rows, tenant, consumer.source.keys, consumer.evaluator.hysteresis, name=name
         )
 
     def _read_active_keys(
         self, connection: Any, tenant: str, changes: Sequence[StampedChange]
     ) -> frozenset[str]:
         """The active rows among those that changed."""
-        if not self.consumer.evaluator.condition.unmatch:
+        if not self.consumer.evaluator.hysteresis.has_unmatch:
             return frozenset()
         return read_active_keys(
             connection, self._get_job_key(tenant), {change.key for change, _ in changes}
@@ -239,7 +239,7 @@ class _ConsumeCall:
         try:
             with connection.begin_nested():
                 if outcome.events:
-                    bounds = self.consumer.evaluator.bounds
+                    bounds = self.consumer.evaluator.pending_limits
                     self.consumer.outbox.put(connection, outcome.events, bounds=bounds)
                 store_active_set(
                     connection,

@@ -62,8 +62,8 @@ class TriggerEvaluator:
     """The source's tenant column, if it has one, and its key columns."""
 
     @cached_property
-    def condition(self) -> Hysteresis:
-        return Hysteresis(unmatch=self.trigger.unmatch is not None)
+    def hysteresis(self) -> Hysteresis:
+        return Hysteresis(has_unmatch=self.trigger.unmatch is not None)
 
     @cached_property
     def definition(self) -> str:
@@ -78,7 +78,7 @@ class TriggerEvaluator:
         return frozenset((*self.identity, *columns)) if columns else frozenset()
 
     @property
-    def bounds(self) -> Mapping[str, int]:
+    def pending_limits(self) -> Mapping[str, int]:
         """How many of its events may wait for each endpoint."""
         return {
             endpoint.name: endpoint.pending
@@ -118,7 +118,7 @@ class TriggerEvaluator:
         if before is not None and self.has_other_definition(before):
             # The rows active under another condition say nothing about this one.
             active, read = (), replace(read, reason=self.change_reason)
-        machine = TriggerMachine(self.condition, active)
+        machine = TriggerMachine(self.hysteresis, active)
         machine.reconcile(changes)
         return self._resume_after_gap(machine, before, read)
 
@@ -130,13 +130,13 @@ class TriggerEvaluator:
         read: TenantRead,
     ) -> TriggerEvaluation:
         upto = -1 if before is None else before.upto
-        machine = TriggerMachine(self.condition, active)
+        machine = TriggerMachine(self.hysteresis, active)
         fired = list(
             machine.apply_changes(stamped for stamped in changes if stamped[1].version > upto)
         )
         delta = sum(1 if event.type is EventType.MATCH else -1 for event in fired)
         number = (0 if before is None else before.number) + delta
-        keeps_set = self.condition.unmatch
+        keeps_set = self.hysteresis.has_unmatch
         return TriggerEvaluation(
             fired=fired,
             active_set=replace(
@@ -151,7 +151,7 @@ class TriggerEvaluator:
     def _seed_rows(
         self, rows: Sequence[StampedChange], initial: InitialMode, read: TenantRead
     ) -> TriggerEvaluation:
-        machine = TriggerMachine(self.condition)
+        machine = TriggerMachine(self.hysteresis)
         fired = list(machine.seed(rows, initial))
         active_set = self._make_active_set(read, len(machine.active))
         return TriggerEvaluation(
@@ -172,7 +172,7 @@ class TriggerEvaluator:
 
     def _get_kept_keys(self, machine: TriggerMachine) -> Collection[str]:
         """The rows to keep as active: none without hysteresis, where each image shows it."""
-        return machine.active if self.condition.unmatch else ()
+        return machine.active if self.hysteresis.has_unmatch else ()
 
     def _make_active_set(self, read: TenantRead, number: int, gap: str = "") -> ActiveSet:
         return ActiveSet(

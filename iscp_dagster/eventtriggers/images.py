@@ -63,7 +63,7 @@ def _mask_candidates(rows: pa.Table, hysteresis: Hysteresis) -> pa.ChunkedArray:
     """All rows except those of a snapshot that are inactive whatever they were before."""
     changes = pc.not_equal(rows[images.CHANGE], int(images.ChangeKind.BASE))
     active = _mask_true(rows, images.MATCH)
-    if hysteresis.unmatch:
+    if hysteresis.has_unmatch:
         active = pc.or_(active, pc.invert(_mask_true(rows, images.UNMATCH)))
     return pc.or_(changes, active)
 
@@ -76,7 +76,7 @@ def build_changes(
     Without hysteresis, only changes that begin or cease to match. Raises HalfChangeError, and
     KeyColumnError, which says that the trigger of this `name` cannot take a row.
     """
-    rows = rows if hysteresis.unmatch else _filter_transitions(rows)
+    rows = rows if hysteresis.has_unmatch else _filter_transitions(rows)
     for key in keys:
         refuse_nulls(name, rows, key, keys)
     rows = replace_invalid_utf8(rows, keys, name)

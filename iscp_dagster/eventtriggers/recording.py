@@ -16,7 +16,7 @@ from iscp_dagster.webhooks.pending import PendingEvent
 
 
 @dataclass(frozen=True, kw_only=True)
-class EventRecorder:
+class PendingEventBuilder:
     """Gives a fired event its id and body, which are the same in every delivery attempt."""
 
     trigger: Trigger

@@ -44,7 +44,9 @@ def drop_noop_updates(rows: pa.Table, tenant: str | None, hysteresis: Hysteresis
 def _compute_states(rows: pa.Table, hysteresis: Hysteresis) -> Any:
     """An image's state: it matches, it is not active, or it stays as it was."""
     match = _to_bool_array(rows, images.MATCH)
-    return match * 2 + (_to_bool_array(rows, images.UNMATCH) & ~match if hysteresis.unmatch else 0)
+    return match * 2 + (
+        _to_bool_array(rows, images.UNMATCH) & ~match if hysteresis.has_unmatch else 0
+    )
 
 
 def _to_int_array(rows: pa.Table, name: str) -> Any:

@@ -12,7 +12,7 @@ from iscp_dagster.model.states import Event, JobState
 
 ENDS = frozenset({Event.COMPLETE, Event.FAIL_TEMPORARY, Event.FAIL_PERMANENT})
 """The events that end an iteration with a result."""
-CUTS = frozenset({Event.CANCEL, Event.RECOVER, Event.STRAND})
+INTERRUPTIONS = frozenset({Event.CANCEL, Event.RECOVER, Event.STRAND})
 """The events that end a running iteration without a result."""
 
 
@@ -45,9 +45,9 @@ class HistoryEntry:
     """Its place in the log's history; later is higher."""
 
     @property
-    def cut(self) -> bool:
+    def interrupted(self) -> bool:
         """Whether it ended an iteration without a result: canceled, or its run or table is gone."""
-        return _is_cut(self.before, self.event)
+        return _is_interruption(self.before, self.event)
 
 
 @dataclass(frozen=True)
@@ -58,12 +58,12 @@ class Bookmark:
     log that was emptied, or restored to an earlier state, has lost that entry or its sign.
     """
 
-    place: int
+    resume_at: int
     number: int
     sign: str
 
     def __str__(self) -> str:
-        return f"{self.place}.{self.number}.{self.sign}"
+        return f"{self.resume_at}.{self.number}.{self.sign}"
 
     @classmethod
     def parse(cls, text: str) -> Bookmark:
@@ -72,7 +72,7 @@ class Bookmark:
         return cls(int(resume_at), int(number), sign)
 
     @staticmethod
-    def sign_of(at: datetime, registration: int) -> str:
+    def compute_sign(at: datetime, registration: int) -> str:
         """A text that distinguishes two entries with the same number."""
         return compute_digest(f"{at.timestamp():.6f} {registration}")
 
@@ -87,7 +87,7 @@ def make_entry(before: Job | None, after: Job, *, at: datetime, actor: str) -> H
         return None
     state = None if before is None else before.state
     status, has_result = after.status, event in ENDS
-    ends_iteration = has_result or _is_cut(state, event)
+    ends_iteration = has_result or _is_interruption(state, event)
     reports_status = has_result or (ends_iteration and event is Event.RECOVER)
     counts = status.counts if ends_iteration else {}
     return HistoryEntry(
@@ -110,8 +110,8 @@ def make_entry(before: Job | None, after: Job, *, at: datetime, actor: str) -> H
     )
 
 
-def _is_cut(before: JobState | None, event: Event) -> bool:
-    return event in CUTS and before is JobState.RUNNING
+def _is_interruption(before: JobState | None, event: Event) -> bool:
+    return event in INTERRUPTIONS and before is JobState.RUNNING
 
 
 def _compute_seconds(job: Job) -> float:

@@ -74,7 +74,7 @@ def needs_own_scan(job: Job) -> bool:
     return get_consumer_kind(job.spec.detail.consumer.type).iterates_alone
 
 
-def make_queued_iterations(jobs: Iterable[Job]) -> tuple[Iteration, ...]:
+def group_queued_jobs(jobs: Iterable[Job]) -> tuple[Iteration, ...]:
     """The iterations that pending jobs of `jobs` wait for, ordered by start version."""
     groups: dict[tuple[int, Moment, str], list[Job]] = {}
     for job in jobs:
@@ -85,7 +85,7 @@ def make_queued_iterations(jobs: Iterable[Job]) -> tuple[Iteration, ...]:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Recall:
+class EarlierBatches:
     """What claims need to know about earlier batches, besides the jobs' rows."""
 
     previous: Mapping[JobKey, BatchRecord] = field(default_factory=dict)
@@ -98,7 +98,7 @@ class Recall:
     """The store did not answer: the claims must fail and leave the batches unchanged."""
 
 
-ROWS_ALONE = Recall()
+NO_EARLIER_BATCHES = EarlierBatches()
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -14,7 +14,7 @@ BEATS = 6
 
 
 @dataclass(frozen=True, kw_only=True)
-class Leases:
+class LeaseDurations:
     """How many seconds each kind of lease lasts."""
 
     run: float = 30.0
@@ -32,4 +32,4 @@ class Leases:
         return self.run / BEATS
 
 
-DEFAULT_LEASES = Leases()
+DEFAULT_LEASES = LeaseDurations()

@@ -12,11 +12,11 @@ from datetime import datetime
 from typing import TypeVar
 
 from iscp_dagster.joblog.iterations import (
-    ROWS_ALONE,
+    NO_EARLIER_BATCHES,
     Claim,
+    EarlierBatches,
     FailedStep,
     Iteration,
-    Recall,
     WrittenStep,
 )
 from iscp_dagster.joblog.updates import SpecUpdate
@@ -27,7 +27,7 @@ from iscp_dagster.model.batch import (
     BatchStep,
     Layout,
     Phase,
-    claim_steps,
+    plan_steps,
 )
 from iscp_dagster.model.consumers.kinds import get_consumer_kind
 from iscp_dagster.model.errors import (
@@ -173,7 +173,7 @@ def claim_job(
     queued_as: str | None,
     layout: Layout,
     now: datetime,
-    recall: Recall = ROWS_ALONE,
+    earlier: EarlierBatches = NO_EARLIER_BATCHES,
 ) -> tuple[Job, Claim]:
     """Running, its first step recorded as BEFORE if it writes. Raises FenceError.
 
@@ -181,13 +181,13 @@ def claim_job(
     """
     due = _check_startable(job, key, iteration, Event.START)
     _check_run(due, run_id, queued_as)
-    previous = due.batch and recall.previous.get(key, due.batch)
-    case, steps = claim_steps(
+    previous = due.batch and earlier.previous.get(key, due.batch)
+    case, steps = plan_steps(
         previous,
         iteration.range,
         layout,
-        tolerate_state_mismatch=recall.tolerate_state_mismatch,
-        repeatable=key not in recall.unrepeatable,
+        tolerate_state_mismatch=earlier.tolerate_state_mismatch,
+        repeatable=key not in earlier.unrepeatable,
     )
     claimed_range = replace(iteration.range, to=steps[-1].range.to)
     status = JobStatus(
@@ -199,7 +199,7 @@ def claim_job(
         repairs=due.status.repairs,
     )
     batch = _make_before_record(steps[0]) if steps[0].action in WRITES else previous
-    batch = due.batch if recall.unread else batch
+    batch = due.batch if earlier.unread else batch
     row = _apply_event(due, Event.START, now, run_id=run_id, status=status, batch=batch)
     return row, Claim(
         key=key,

@@ -9,7 +9,7 @@ from iscp_dagster.model.jobs import JobKey
 
 
 @dataclass(frozen=True, kw_only=True)
-class Interruption:
+class SpecUpdateResult:
     """The iterations that a change of spec canceled."""
 
     keys: tuple[JobKey, ...] = ()

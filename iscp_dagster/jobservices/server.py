@@ -18,7 +18,7 @@ from starlette.types import ASGIApp
 
 from asgi_guards.admission import Admission, is_loopback, parse_names
 from asgi_guards.connections import make_uvicorn_options
-from durable_invocations.app import serve_store
+from durable_invocations.app import build_runtime_app
 from durable_invocations.errors import DurableError, UnavailableError
 from durable_invocations.ingress.tokens import check_token
 from durable_invocations.runtime.http.client import HTTP_1
@@ -140,7 +140,7 @@ def build_application(
     """The application that is served at `address`; the runtime runs while it does."""
     path = derive_services_path(settings.token)
     hosts = parse_names(settings.environ.get(ALLOWED_HOSTS, ""))
-    return serve_store(
+    return build_runtime_app(
         store,
         settings.runtime,
         clock,

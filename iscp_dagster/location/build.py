@@ -9,7 +9,7 @@ from typing import Any
 
 from dagster import AssetsDefinition, AssetSpec, Definitions
 
-from iscp_dagster.api.discovery import TABLES, resolve_declarations
+from iscp_dagster.api.discovery import DECLARATIONS_KEY, resolve_declarations
 from iscp_dagster.api.environment import (
     count_shards,
     get_databases,
@@ -145,7 +145,9 @@ def build_runner_definitions(
         resources=dict(resources),
         executor=guarded_executor,
         metadata={
-            TABLES: ObjectMetadataValue(declarations.everything if declarations else tuple(tables))
+            DECLARATIONS_KEY: ObjectMetadataValue(
+                declarations.everything if declarations else tuple(tables)
+            )
         },
     )
 

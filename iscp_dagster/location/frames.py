@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 import pyarrow as pa
 from dagster import AssetKey, InputContext, OutputContext
 
-from iscp_dagster.clickhouse.connect.endpoint import Endpoint
+from iscp_dagster.clickhouse.connect.endpoint import ClickHouseEndpoint
 from iscp_dagster.clickhouse.tables.frames import FrameTable
 from iscp_dagster.model.errors import ConfigError
 
@@ -44,7 +44,7 @@ def to_arrow(frame: Frame, asset: str) -> pa.Table:
 
 
 def build_frame_table(
-    endpoint: Endpoint, context: OutputContext | InputContext, metadata: Mapping[str, Any]
+    endpoint: ClickHouseEndpoint, context: OutputContext | InputContext, metadata: Mapping[str, Any]
 ) -> FrameTable:
     """The table of the context's asset, which has this metadata.
 

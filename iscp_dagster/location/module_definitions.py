@@ -8,7 +8,7 @@ from types import ModuleType
 
 import dagster as dg
 
-from iscp_dagster.api.discovery import TABLES, find_definitions
+from iscp_dagster.api.discovery import DECLARATIONS_KEY, find_definitions
 
 
 def load_other_definitions(modules: Sequence[ModuleType]) -> dg.Definitions:
@@ -24,5 +24,9 @@ def load_other_definitions(modules: Sequence[ModuleType]) -> dg.Definitions:
     ]
     return dg.Definitions.merge(
         at_top,
-        *(definitions for definitions in module_definitions if TABLES not in definitions.metadata),
+        *(
+            definitions
+            for definitions in module_definitions
+            if DECLARATIONS_KEY not in definitions.metadata
+        ),
     )

@@ -14,7 +14,7 @@ from iscp_dagster.sync.deployment import Deployment
 
 
 @contextmanager
-def renew_run_lease(deployment: Deployment, run: DagsterRun) -> Iterator[None]:
+def hold_run_lease(deployment: Deployment, run: DagsterRun) -> Iterator[None]:
     """Renew the run's lease; if the body raises, jobs not claimed yet fail with that error."""
     with renew_lease(deployment.log, run.run_id):
         try:

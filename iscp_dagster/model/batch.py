@@ -17,7 +17,7 @@ from iscp_dagster.model.moment import START, Moment
 
 Layout = Mapping[str, Any]
 """How a range is cut into chunks; JSON that only the writer reads."""
-ALIKE: Mapping[str, Layout] = MappingProxyType({})
+SAME_LAYOUT: Mapping[str, Layout] = MappingProxyType({})
 """No tenant's layout differs from the iteration's."""
 
 
@@ -139,7 +139,7 @@ def decide(
     return Decision(case=case, steps=steps, cropped=cropped)
 
 
-def claim_steps(
+def plan_steps(
     previous: BatchRecord | None,
     incoming: Range,
     layout: Layout,

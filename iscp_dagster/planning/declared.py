@@ -13,7 +13,7 @@ from iscp_dagster.model.jobs import JobID, NewJob
 from iscp_dagster.model.specs import ConsumerInfo, IterationDetail, JobSpec
 
 
-def name_of(source: SourceTable, consumer: DeclaredConsumer) -> JobID:
+def make_job_name(source: SourceTable, consumer: DeclaredConsumer) -> JobID:
     """The name by which users refer to the job of the index or trigger."""
     return JobID(db=source.database, table=source.table, job=consumer.name)
 
@@ -45,7 +45,9 @@ def make_job_specs(
     source: SourceTable, consumers: Iterable[DeclaredConsumer]
 ) -> dict[JobID, JobSpec]:
     """The name and spec that each index and trigger is registered with."""
-    return {name_of(source, consumer): make_job_spec(source, consumer) for consumer in consumers}
+    return {
+        make_job_name(source, consumer): make_job_spec(source, consumer) for consumer in consumers
+    }
 
 
 def list_table_specs(
@@ -72,12 +74,12 @@ def make_new_jobs(
     tenants: Collection[str],
     specs: Mapping[JobID, JobSpec],
     *,
-    but: Collection[tuple[str, str]] = (),
+    existing: Collection[tuple[str, str]] = (),
 ) -> list[NewJob]:
     """One job per spec and tenant, except the (tenant, job name) pairs in `but`."""
     return [
         NewJob(tenant=tenant, name=name, table_id=table_id, spec=spec)
         for name, spec in specs.items()
         for tenant in tenants
-        if (tenant, name.job) not in but
+        if (tenant, name.job) not in existing
     ]

@@ -31,7 +31,7 @@ MOST_TENANTS = 1_000
 second, one with ten thousand fifteen seconds."""
 MOST_BYTES = SMALL_BYTES
 """Bytes, as in the lake, of the tenants read in one scan; a larger tenant is read alone."""
-PARTS = 8
+SCANS_PER_RUN = 8
 """How many such scans a run may do in sequence: Dagster shows them when the run ends."""
 
 
@@ -41,14 +41,14 @@ class DueIteration:
 
     iteration: Iteration
     jobs: Sequence[Job]
-    cut: bool = False
+    is_partial: bool = False
     """Whether it is a step of a longer backlog."""
 
     @property
     def soonest(self) -> int:
         """The earliest version that it may end at: a step takes at least a third of its range."""
         after, last = self.iteration.from_.version, self.iteration.to.version
-        return last - (last - after) * 2 // 3 if self.cut else last
+        return last - (last - after) * 2 // 3 if self.is_partial else last
 
     @property
     def since(self) -> int:
@@ -143,19 +143,19 @@ def split_iteration(iteration: Iteration, delta_log: DeltaLog) -> list[Iteration
 
 def _group_by_end(members: Sequence[DueIteration]) -> list[list[DueIteration]]:
     """The members grouped by as few ends as possible, each at its latest possible end."""
-    ends = sorted({candidate.iteration.to for candidate in members if not candidate.cut})
+    ends = sorted({candidate.iteration.to for candidate in members if not candidate.is_partial})
 
-    def end(candidate: DueIteration) -> Moment | None:
+    def find_end(candidate: DueIteration) -> Moment | None:
         position = bisect_right(ends, candidate.iteration.to)
         latest = ends[position - 1] if position else None
         return latest if latest is not None and latest.version >= candidate.soonest else None
 
     for candidate in sorted(members, key=lambda member: member.iteration.to):
-        if end(candidate) is None:
+        if find_end(candidate) is None:
             insort(ends, candidate.iteration.to)
     by_end: dict[Moment, list[DueIteration]] = {}
     for candidate in members:
-        to = end(candidate)
+        to = find_end(candidate)
         assert to is not None
         iteration = replace(candidate.iteration, to=to)
         by_end.setdefault(to, []).append(replace(candidate, iteration=iteration))
@@ -180,12 +180,12 @@ def _split_by_size(
     tenants = {tenant for candidate in members for tenant in candidate.iteration.tenants}
     sizes = _read_sizes(delta_log, start, members[0].iteration.to, tenants)
 
-    def size(candidate: DueIteration) -> int:
+    def sum_sizes(candidate: DueIteration) -> int:
         return sum(sizes.get(tenant, 0) for tenant in candidate.iteration.tenants)
 
     ordered = sorted(members, key=attrgetter("began"))
-    most, most_size = PARTS * MOST_TENANTS, PARTS * MOST_BYTES
-    yield from split_into_portions(ordered, most=most, size=size, most_size=most_size)
+    most, most_size = SCANS_PER_RUN * MOST_TENANTS, SCANS_PER_RUN * MOST_BYTES
+    yield from split_into_portions(ordered, most=most, size=sum_sizes, most_size=most_size)
 
 
 def _read_sizes(

@@ -11,10 +11,10 @@ from iscp_dagster.joblog.history import Bookmark
 from iscp_dagster.joblog.iterations import Iteration
 from iscp_dagster.model.declared.tables import SourceTable
 from iscp_dagster.planning.news import PendingNews
-from iscp_dagster.planning.problems import Problem, sign
+from iscp_dagster.planning.problems import Problem, hash_problems
 
-UNTOLD, TOLD, HEARD = "untold", "told", "heard"
-AT_REST = "|"
+PENDING_KEY, REPORTED_KEY, BOOKMARK_KEY = "untold", "told", "heard"
+TERMS_SEPARATOR = "|"
 """Separates a table's mark from the terms under which it is at rest."""
 
 
@@ -42,7 +42,7 @@ class LookResult:
     """All current problems."""
     new_problem_tables: frozenset[str] = frozenset()
     """The tables whose problems are new, or differ from those reported before."""
-    settled: frozenset[str] = frozenset()
+    resolved_tables: frozenset[str] = frozenset()
     """The tables whose problems are over."""
     elsewhere: frozenset[str] = frozenset()
     """The tables that another runner on the same log looks at."""
@@ -59,17 +59,19 @@ class LookResult:
         """The problems of that table."""
         return [problem for problem in self.problems if problem.table == table]
 
-    def compute_signs(self) -> dict[str, str]:
+    def hash_problems_by_table(self) -> dict[str, str]:
         """A digest of the problems of each table that has any."""
         return {
-            name: sign(self.list_problems(name))
+            name: hash_problems(self.list_problems(name))
             for name in sorted({problem.table for problem in self.problems})
         }
 
     @property
     def quiet(self) -> bool:
         """Whether it found nothing to do or to report."""
-        return not (self.dispatches or self.new_problem_tables or self.settled or self.forgot)
+        return not (
+            self.dispatches or self.new_problem_tables or self.resolved_tables or self.forgot
+        )
 
 
 @dataclass(kw_only=True)
@@ -93,13 +95,13 @@ class SensorCursor:
         """Read what `str` wrote; None is an empty cursor, any other text an `unreadable` one."""
         try:
             stored = json.loads(text or "{}")
-            pending, reported = stored.pop(UNTOLD, {}), stored.pop(TOLD, {})
-            bookmark = Bookmark.parse(stored.pop(HEARD)) if HEARD in stored else None
+            pending, reported = stored.pop(PENDING_KEY, {}), stored.pop(REPORTED_KEY, {})
+            bookmark = Bookmark.parse(stored.pop(BOOKMARK_KEY)) if BOOKMARK_KEY in stored else None
             ranges = {
                 name: [PendingNews.from_json(value) for value in values]
                 for name, values in pending.items()
             }
-            parts = {name: entry.partition(AT_REST) for name, entry in stored.items()}
+            parts = {name: entry.partition(TERMS_SEPARATOR) for name, entry in stored.items()}
             for mark, _, _ in parts.values():
                 LogMark.parse(mark)
             dict[str, str](reported)
@@ -123,11 +125,11 @@ class SensorCursor:
             if ranges
         }
         bookmark = None if self.bookmark is None else str(self.bookmark)
-        fields = ((UNTOLD, pending), (TOLD, self.reported), (HEARD, bookmark))
+        fields = ((PENDING_KEY, pending), (REPORTED_KEY, self.reported), (BOOKMARK_KEY, bookmark))
         rest = {name: value for name, value in fields if value}
         marks = dict(self.marks)
         for name, terms in self.at_rest.items():
-            marks[name] += AT_REST + terms
+            marks[name] += TERMS_SEPARATOR + terms
         return json.dumps({**marks, **rest}, separators=(",", ":"))
 
 
@@ -137,13 +139,15 @@ def select_marks(before: SensorCursor, sources: Iterable[SourceTable]) -> dict[s
     return {name: before.marks[name] for name in names if name in before.marks}
 
 
-def remember(
+def update_reported(
     before: SensorCursor, after: SensorCursor, look: LookResult
 ) -> tuple[frozenset[str], frozenset[str]]:
     """Note the problems reported so far in `after`; return the tables with new and settled ones."""
     unchanged = {name: digest for name, digest in before.reported.items() if name in look.left_out}
-    after.reported = unchanged | look.compute_signs()
+    after.reported = unchanged | look.hash_problems_by_table()
     new = (
-        name for name in look.compute_signs() if before.reported.get(name) != after.reported[name]
+        name
+        for name in look.hash_problems_by_table()
+        if before.reported.get(name) != after.reported[name]
     )
     return frozenset(new), frozenset(before.reported.keys() - after.reported.keys())

@@ -25,7 +25,7 @@ def find_latest_moments(log: SqlLog, delta_log: DeltaLog, table_id: str) -> Mapp
     without a job by then had no rows as of that moment.
     """
     versions: dict[str, int] = {}
-    for name, version, _ in log.list_job_versions(table_id):
+    for name, version, _ in log.list_watermark_versions(table_id):
         versions[name] = max(version, versions.get(name, START.version))
     moments: dict[str, Moment] = {}
     for name, version in versions.items():

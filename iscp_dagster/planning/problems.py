@@ -11,7 +11,7 @@ from pathlib import Path
 from iscp_dagster.model.declared.tables import SourceTable
 from iscp_dagster.model.errors import IscpError, NoTableError, UnavailableError
 
-SIGN_BYTES = 4
+DIGEST_BYTES = 4
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -20,7 +20,7 @@ class Problem:
 
     table: str
     message: str
-    kind: str
+    fingerprint: str
     severe: bool = True
     """Whether the table's indexes cannot follow it."""
     missing: bool = False
@@ -43,20 +43,20 @@ def make_problem(source: SourceTable, error: Exception) -> Problem:
         return Problem(
             table=source.name,
             message=str(error),
-            kind=fingerprint,
+            fingerprint=fingerprint,
             severe=not missing,
             missing=missing,
             code=error.code,
         )
     return Problem(
         table=source.name,
-        message=str(as_ours(error)),
-        kind=type(error).__name__,
+        message=str(to_iscp_error(error)),
+        fingerprint=type(error).__name__,
         code=IscpError.code,
     )
 
 
-def as_ours(error: Exception) -> IscpError:
+def to_iscp_error(error: Exception) -> IscpError:
     """The error itself if it is one of ours, else one that says what was raised and where."""
     if isinstance(error, IscpError):
         return error
@@ -65,10 +65,10 @@ def as_ours(error: Exception) -> IscpError:
     )
 
 
-def sign(problems: Collection[Problem]) -> str:
+def hash_problems(problems: Collection[Problem]) -> str:
     """A short digest, the same for the same problems."""
-    fingerprints = "\n".join(sorted(problem.kind for problem in problems))
-    return hashlib.blake2b(fingerprints.encode(), digest_size=SIGN_BYTES).hexdigest()
+    fingerprints = "\n".join(sorted(problem.fingerprint for problem in problems))
+    return hashlib.blake2b(fingerprints.encode(), digest_size=DIGEST_BYTES).hexdigest()
 
 
 def _format_raise_site(error: Exception) -> str:

@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 
 from iscp_dagster.delta.log.mark import LogMark
 from iscp_dagster.model.declared.tables import SourceTable
-from iscp_dagster.planning.look import LookResult, SensorCursor, remember, select_marks
+from iscp_dagster.planning.look import LookResult, SensorCursor, select_marks, update_reported
 from iscp_dagster.planning.news import NewsBatch, PendingNews, add_range, take_batches
 from iscp_dagster.planning.problems import Problem
 from iscp_dagster.planning.runner import Runner
@@ -42,7 +42,7 @@ class NewsReport:
     """All current problems."""
     new_problem_tables: frozenset[str] = frozenset()
     """The tables whose problems are new, or differ from those reported before."""
-    settled: frozenset[str] = frozenset()
+    resolved_tables: frozenset[str] = frozenset()
     """The tables whose problems are over."""
 
     def list_problems(self, table: str) -> list[Problem]:
@@ -71,7 +71,7 @@ class Reporter:
             after.pending[name] = _extend_pending(pending, last_mark, mark)
             after.marks[name] = str(mark)
         self._add_news(after.pending, report, look)
-        report.new_problem_tables, report.settled = remember(before, after, look)
+        report.new_problem_tables, report.resolved_tables = update_reported(before, after, look)
         report.cursor = str(after)
         return report
 

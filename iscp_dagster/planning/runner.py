@@ -23,14 +23,20 @@ from iscp_dagster.model.declared.tables import SourceTable
 from iscp_dagster.model.errors import IscpError
 from iscp_dagster.planning.declared import compute_terms
 from iscp_dagster.planning.joining import DueIteration, join_iterations
-from iscp_dagster.planning.look import Dispatch, LookResult, SensorCursor, remember, select_marks
+from iscp_dagster.planning.look import (
+    Dispatch,
+    LookResult,
+    SensorCursor,
+    select_marks,
+    update_reported,
+)
 from iscp_dagster.planning.problems import Problem, make_problem
 from iscp_dagster.planning.watch import TableWatch, TenantsByTable
 from iscp_dagster.sync.deployment import Deployment
 
 MOST_DISPATCHES = 200
 """Iterations dispatched in one look; Dagster submits six or seven runs a second."""
-BEGINNING = 20.0
+FIRST_LOOK_SECONDS = 20.0
 """Seconds of a look for taking in tables not looked at since the start; the others wait for the
 next look, since Dagster limits a tick to a minute."""
 
@@ -66,7 +72,7 @@ class Runner:
     sources: Sequence[SourceTable]
     owner: str = "runner"
     watches: dict[str, TableWatch] = field(default_factory=dict)
-    scan_seconds: float = 0.0
+    poll_seconds: float = 0.0
     """Seconds between two polls of a table in an object store."""
     monotonic: Callable[[], float] = time.monotonic
     ending: Callable[[], bool] = bool
@@ -93,7 +99,7 @@ class Runner:
         events, at_rest = self._read_job_events(before)
         touched, standing = _group_by_table(events), self.deployment.log.list_standing()
         look.elsewhere = self._take_table_leases()
-        deadline, left_out = self.monotonic() + BEGINNING, set(look.elsewhere)
+        deadline, left_out = self.monotonic() + FIRST_LOOK_SECONDS, set(look.elsewhere)
         due: list[_RankedIteration] = []
         for source in self._order_sources(before):
             if source.name in look.elsewhere:
@@ -119,7 +125,7 @@ class Runner:
         self._add_loadable_tenants(look)
         look.left_out = frozenset(left_out)
         self._update_cursor(after, look, at_rest, events)
-        look.new_problem_tables, look.settled = remember(before, after, look)
+        look.new_problem_tables, look.resolved_tables = update_reported(before, after, look)
         look.cursor = str(after)
         self.latest = look
         return look
@@ -131,11 +137,11 @@ class Runner:
         next to nothing.
         """
 
-        def place(source: SourceTable) -> tuple[bool, int, bool]:
+        def get_rank(source: SourceTable) -> tuple[bool, int, bool]:
             name = source.name
             return name in before.reported, self._last_look.get(name, 0), name not in before.at_rest
 
-        return sorted(self.sources, key=place)
+        return sorted(self.sources, key=get_rank)
 
     def _collect_due(self, watch: TableWatch, look: LookResult) -> list[_RankedIteration]:
         """What is due for the table; puts its tenants and problems into `look`."""
@@ -162,7 +168,7 @@ class Runner:
         """Whether to poll the table for a commit: in an object store every `scan_seconds`."""
         now, name = self.monotonic(), watch.source.name
         # A look comes a little early or late.
-        next_poll = self._last_poll.get(name, float("-inf")) + 0.9 * self.scan_seconds
+        next_poll = self._last_poll.get(name, float("-inf")) + 0.9 * self.poll_seconds
         if watch.delta_log.files.local or now >= next_poll:
             self._last_poll[name] = now
             return True
@@ -186,7 +192,9 @@ class Runner:
             for source in self.sources
             if now >= self._lease_until.get(source.name, now)
         }
-        taken = {names[lease] for lease in self.deployment.log.take(names, self.owner, seconds)}
+        taken = {
+            names[lease] for lease in self.deployment.log.take_leases(names, self.owner, seconds)
+        }
         # Renewed long before they run out; most idle looks still write nothing.
         self._lease_until |= dict.fromkeys(taken, now + seconds / 3)
         others = frozenset(names.values()) - taken
@@ -212,7 +220,7 @@ class Runner:
         earlier_events = log.read_changed_tenants(before.bookmark)
         if not earlier_events.complete:
             return events, {}
-        if self._missed_since is None or before.bookmark.place < self._missed_since.place:
+        if self._missed_since is None or before.bookmark.resume_at < self._missed_since.resume_at:
             self._missed_since = before.bookmark
         return replace(events, tenants=events.tenants | earlier_events.tenants), before.at_rest
 
@@ -229,7 +237,7 @@ class Runner:
         since = self._missed_since if self._missed_since and behind & skipped else events.upto
         # The bookmark must also name the newest entry: a log without it is another one.
         self._missed_since = replace(
-            self.deployment.log.read_changed_tenants(None).upto, place=since.place
+            self.deployment.log.read_changed_tenants(None).upto, resume_at=since.resume_at
         )
         not_at_rest = skipped | {problem.table for problem in look.problems}
         after.at_rest = {name: at_rest[name] for name in at_rest.keys() & skipped} | {

@@ -19,8 +19,10 @@ def find_problems(deployment: Deployment, source: SourceTable) -> list[Problem]:
     try:
         delta_log = deployment.make_delta_log(source)
         check_sole(deployment, source, delta_log.get_table_id())
-        problems += find_tenantless_rows(source, delta_log.location, delta_log.get_unnamed_size())
-        problems += find_stranded_jobs(deployment, source, delta_log.get_table_id())
+        problems += find_tenantless_problem(
+            source, delta_log.location, delta_log.get_unnamed_size()
+        )
+        problems += find_stranded_problem(deployment, source, delta_log.get_table_id())
     except Exception as error:  # noqa: BLE001 - a table may raise anything
         problems.append(make_problem(source, error))
     return problems
@@ -55,7 +57,7 @@ def check_sole(
         )
 
 
-def find_tenantless_rows(
+def find_tenantless_problem(
     source: SourceTable, location: str, size: TenantSize | None
 ) -> list[Problem]:
     """The problem that rows have no tenant and so are in no index, if there are such rows."""
@@ -74,7 +76,9 @@ def find_tenantless_rows(
         f"To delete those that are null or empty: DELETE FROM {selection}"
     )
     facts = {} if size.rows is None else {"rows_without_tenant": size.rows}
-    return [Problem(table=source.name, message=message, kind=number, severe=False, facts=facts)]
+    return [
+        Problem(table=source.name, message=message, fingerprint=number, severe=False, facts=facts)
+    ]
 
 
 def find_earlier_ids(deployment: Deployment, source: SourceTable, table_id: str) -> frozenset[str]:
@@ -85,11 +89,15 @@ def find_earlier_ids(deployment: Deployment, source: SourceTable, table_id: str)
 def find_stranded_names(deployment: Deployment, earlier: Collection[str]) -> set[str]:
     """The names of the jobs of earlier tables, each once."""
     return {
-        name for table_id in earlier for name, _, _ in deployment.log.list_job_versions(table_id)
+        name
+        for table_id in earlier
+        for name, _, _ in deployment.log.list_watermark_versions(table_id)
     }
 
 
-def find_stranded_jobs(deployment: Deployment, source: SourceTable, table_id: str) -> list[Problem]:
+def find_stranded_problem(
+    deployment: Deployment, source: SourceTable, table_id: str
+) -> list[Problem]:
     """The problem that stranded jobs wait for a person, if there are any."""
     names = find_stranded_names(deployment, find_earlier_ids(deployment, source, table_id))
     if not names:
@@ -105,7 +113,7 @@ def find_stranded_jobs(deployment: Deployment, source: SourceTable, table_id: st
         Problem(
             table=source.name,
             message=message,
-            kind=f"stranded: {listed}",
+            fingerprint=f"stranded: {listed}",
             code=TableGoneError.code,
         )
     ]

@@ -53,7 +53,7 @@ class TableWatch:
     mark: LogMark | None = None
     terms: str = ""
     """The terms (`planning.declared`) under which it was begun."""
-    open: set[str] = field(default_factory=set)
+    open_tenants: set[str] = field(default_factory=set)
     found_tenants: tuple[str, ...] | None = None
     """The tenants that the last `refresh` found; None when nothing happened."""
     problems: list[Problem] = field(default_factory=list)
@@ -67,7 +67,9 @@ class TableWatch:
     @property
     def at_rest(self) -> bool:
         """Whether nothing comes due before something happens to the table or one of its jobs."""
-        return self.mark is not None and not (self.open or self.problems or self.earlier_ids)
+        return self.mark is not None and not (
+            self.open_tenants or self.problems or self.earlier_ids
+        )
 
     def resume(self, mark: LogMark, terms: str) -> None:
         """Continue from a look in which the table was `at_rest`, as if this watch had been kept."""
@@ -102,24 +104,24 @@ class TableWatch:
         if self.delta_log.files.local or mark != self.mark:
             self._flush_before_cleanup(mark)
         # Tenants of another table with the same shortened id have no jobs in this one.
-        self.open |= touched.get(mark.table, frozenset())
+        self.open_tenants |= touched.get(mark.table, frozenset())
         self.mark = mark
-        self.problems += table_problems.find_tenantless_rows(
+        self.problems += table_problems.find_tenantless_problem(
             self.source, self.delta_log.location, self.tenantless_size
         )
         if self.earlier_ids:
             table_id = self.delta_log.get_table_id(mark.moment.version)
-            self.problems += table_problems.find_stranded_jobs(
+            self.problems += table_problems.find_stranded_problem(
                 self.deployment, self.source, table_id
             )
         return mark
 
     def plan_due(self) -> Iterator[DueIteration]:
         """The iterations due, each of one tenant; removes tenants that rest from `open`."""
-        if not self.open or self.mark is None:
+        if not self.open_tenants or self.mark is None:
             return
         table_id = self.delta_log.get_table_id(self.mark.moment.version)
-        stored = self.deployment.log.list_jobs(table_id=table_id, tenants=self.open)
+        stored = self.deployment.log.list_jobs(table_id=table_id, tenants=self.open_tenants)
         effective = compute_effective_jobs(self.delta_log, stored, self.mark.moment)
         stored_by_key = {job.key: job for job in stored}
         still_open: set[str] = set()
@@ -130,10 +132,10 @@ class TableWatch:
             for iteration in planned:
                 step = bound_iteration(self.deployment, feed, iteration, members)
                 jobs = [stored_by_key[key] for key in step.jobs]
-                yield DueIteration(iteration=step, jobs=jobs, cut=step.to < iteration.to)
+                yield DueIteration(iteration=step, jobs=jobs, is_partial=step.to < iteration.to)
             if planned or not all(map(self._is_at_rest, members)):
                 still_open.add(tenant)
-        self.open = still_open
+        self.open_tenants = still_open
 
     def _plan_tenant(self, members: Collection[Job]) -> list[Iteration]:
         """The iterations due for one tenant's jobs."""
@@ -164,12 +166,12 @@ class TableWatch:
         self.tenantless_size = self.delta_log.get_unnamed_size(mark.moment.version)
         table_problems.check_sole(self.deployment, self.source, table_id)
         self._handle_earlier_jobs(table_id)
-        registered = self.deployment.log.list_registered(table_id)
+        registered = self.deployment.log.list_known_jobs(table_id)
         after = find_latest_moments(self.deployment.log, self.delta_log, table_id)
         self._register_jobs(table_id, tenants, standing, after, but=registered)
         self._rebuild_lost_jobs(table_id)
-        self.open = set(self.deployment.log.find_unsettled_tenants(table_id))
-        job_versions = self.deployment.log.list_job_versions(table_id)
+        self.open_tenants = set(self.deployment.log.find_unsettled_tenants(table_id))
+        job_versions = self.deployment.log.list_watermark_versions(table_id)
         versions_behind = [
             version
             for _, version, _ in job_versions
@@ -178,7 +180,7 @@ class TableWatch:
         self.oldest_written = min(versions_behind, default=mark.moment.version)
         if versions_behind:
             changed = self._find_changed_tenants(min(versions_behind), mark.moment.version)
-            self.open |= self._list_all_tenants(tenants) if changed is None else changed
+            self.open_tenants |= self._list_all_tenants(tenants) if changed is None else changed
         self.found_tenants = tuple(tenants)
 
     def _follow_commits(
@@ -196,11 +198,11 @@ class TableWatch:
         names = [name.job for name in list_table_specs(self.source, standing)]
         self._register_jobs(table_id, tenants, standing, dict.fromkeys(names, before.moment))
         if self.oldest_written is None:
-            job_versions = self.deployment.log.list_job_versions(table_id)
+            job_versions = self.deployment.log.list_watermark_versions(table_id)
             self.oldest_written = min(
                 (v for _, v, _ in job_versions if v > START.version), default=upto
             )
-        self.open |= self._list_all_tenants(tenants) if changed is None else set(tenants)
+        self.open_tenants |= self._list_all_tenants(tenants) if changed is None else set(tenants)
         self.found_tenants = tuple(tenants)
 
     def _flush_before_cleanup(self, mark: LogMark) -> None:
@@ -219,7 +221,7 @@ class TableWatch:
         behind = log.list_tenants(table_id, behind=upto)
         jobs = log.list_jobs(table_id=table_id, tenants=behind)
         flush_jobs(log, jobs, compute_effective_jobs(self.delta_log, jobs, mark.moment))
-        self.open |= behind
+        self.open_tenants |= behind
         self.oldest_written = upto
 
     def _find_changed_tenants(self, after: int, upto: int) -> set[str] | None:
@@ -269,7 +271,7 @@ class TableWatch:
         stranded_names = table_problems.find_stranded_names(self.deployment, self.earlier_ids)
         all_specs = list_table_specs(self.source, standing)
         specs = {name: spec for name, spec in all_specs.items() if name.job not in stranded_names}
-        new_jobs = make_new_jobs(table_id, tenants, specs, but=but)
+        new_jobs = make_new_jobs(table_id, tenants, specs, existing=but)
         new_jobs = set_first_watermarks(new_jobs, self.deployment.log, self.delta_log, after)
         # What a person has unregistered stays unregistered.
         self.deployment.log.register_many(new_jobs, revive=False)

@@ -37,13 +37,13 @@ def find_runs(instance: DagsterInstance, names: Collection[str]) -> list[Dagster
     return runs
 
 
-def mark_by_hand(instance: DagsterInstance, run: DagsterRun) -> None:
+def tag_if_by_hand(instance: DagsterInstance, run: DagsterRun) -> None:
     """Have `is_iteration` recognize a run that the runner did not start. Idempotent."""
-    if not is_iteration(run):
+    if not is_iterating_run(run):
         instance.add_run_tags(run.run_id, {BY_HAND_TAG: "true"})
 
 
-def is_iteration(run: DagsterRun) -> bool:
+def is_iterating_run(run: DagsterRun) -> bool:
     return not {DISPATCH_TAG, BY_HAND_TAG}.isdisjoint(run.tags)
 
 

@@ -195,7 +195,7 @@ class RunServer:
             # A run that was killed could not say so itself.
             killed = frozenset(run for run, status in self._collect_ended_runs() if status)
             if killed:
-                self._fork_work(lambda: end_runs(lambda run: run.run_id in killed))
+                self._fork_work(lambda: report_left_behind_runs(lambda run: run.run_id in killed))
 
     def _collect_ended_runs(self) -> Iterator[tuple[str, int]]:
         """Forget the runs whose processes have ended; yield them with their exit status."""
@@ -289,7 +289,7 @@ def _execute_run(arguments: str) -> None:
     execute_run_command.main([arguments], standalone_mode=False)
 
 
-def end_runs(is_left_behind: Callable[[DagsterRun], bool]) -> None:
+def report_left_behind_runs(is_left_behind: Callable[[DagsterRun], bool]) -> None:
     """End DAGSTER_HOME's runs that should have a worker and for which `is_left_behind` holds."""
     from dagster import DagsterInstance, DagsterRunStatus, RunsFilter
 
@@ -341,7 +341,7 @@ def main(path: str) -> None:
         return address is not None and address.name == name
 
     # In its own process: reading a storage may start threads, and this process must not have any.
-    os.waitpid(fork_process(lambda: end_runs(is_left_behind)), 0)
+    os.waitpid(fork_process(lambda: report_left_behind_runs(is_left_behind)), 0)
     RunServer(_open_socket(path)).serve()
 
 

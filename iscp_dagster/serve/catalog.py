@@ -7,7 +7,7 @@ from collections import defaultdict
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
-from iscp_dagster.clickhouse.connect.endpoint import Endpoint
+from iscp_dagster.clickhouse.connect.endpoint import ClickHouseEndpoint
 from iscp_dagster.clickhouse.kinds.kind import IndexKind
 from iscp_dagster.clickhouse.tables.ddl import RESERVED_COLUMNS
 from iscp_dagster.clickhouse.types.type_parser import TypeTextError, parse_type
@@ -58,7 +58,7 @@ BinaryColumnFinder = Callable[[ServedIndex, Mapping[str, str]], Collection[str]]
 
 def read_catalog(
     tables: Sequence[SourceTable],
-    endpoints: Sequence[Endpoint],
+    endpoints: Sequence[ClickHouseEndpoint],
     find_binary: BinaryColumnFinder,
     earlier: ServedCatalog | None = None,
 ) -> ServedCatalog:
@@ -130,7 +130,9 @@ def get_field_name(table: SourceTable, index: Index) -> str:
     return to_graphql_name(f"{table_name}_{index.shown}")
 
 
-def _list_indexes(table: SourceTable, endpoints: Sequence[Endpoint]) -> Iterator[ServedIndex]:
+def _list_indexes(
+    table: SourceTable, endpoints: Sequence[ClickHouseEndpoint]
+) -> Iterator[ServedIndex]:
     shards: dict[str, list[Index]] = defaultdict(list)
     for index in table.indexes:
         shards[index.shown].append(index)
@@ -147,7 +149,9 @@ def _list_indexes(table: SourceTable, endpoints: Sequence[Endpoint]) -> Iterator
         )
 
 
-def _build_shard(table: SourceTable, index: Index, endpoints: Sequence[Endpoint]) -> Shard:
+def _build_shard(
+    table: SourceTable, index: Index, endpoints: Sequence[ClickHouseEndpoint]
+) -> Shard:
     endpoint = endpoints[index.shard]
     return Shard(endpoint=endpoint, database=endpoint.resolve_database(table.database))
 

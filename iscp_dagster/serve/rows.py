@@ -9,7 +9,7 @@ from functools import lru_cache
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
-from iscp_dagster.clickhouse.connect.endpoint import Endpoint
+from iscp_dagster.clickhouse.connect.endpoint import ClickHouseEndpoint
 from iscp_dagster.serve import scalars
 from iscp_dagster.serve.columns import Column
 
@@ -62,7 +62,7 @@ def render_select_list(columns: Sequence[Column]) -> str:
 
 
 def query_rows(
-    endpoint: Endpoint,
+    endpoint: ClickHouseEndpoint,
     query: str,
     parameters: Mapping[str, str],
     columns: Sequence[Column],
@@ -114,7 +114,7 @@ def _format_float(value: Any) -> Any:
 
 
 @lru_cache(maxsize=64)
-def _get_client(endpoint: Endpoint) -> Client:
+def _get_client(endpoint: ClickHouseEndpoint) -> Client:
     """Return a client that sends parameters in the body: there may be more than a URL can hold."""
     client = endpoint.connect()
     client.form_encode_query_params = True

@@ -6,7 +6,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 
-from iscp_dagster.clickhouse.connect.endpoint import Endpoint
+from iscp_dagster.clickhouse.connect.endpoint import ClickHouseEndpoint
 from iscp_dagster.clickhouse.kinds.kind import IndexKind
 from iscp_dagster.clickhouse.kinds.searching import Search
 from iscp_dagster.clickhouse.types.type_parser import parse_type
@@ -36,7 +36,7 @@ RESERVED_NAMES = frozenset(
 class Shard:
     """Where a view, or one shard of it, lies."""
 
-    endpoint: Endpoint
+    endpoint: ClickHouseEndpoint
     database: str
 
 

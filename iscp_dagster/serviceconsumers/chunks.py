@@ -49,7 +49,7 @@ class JobIdentity:
 class Chunk:
     """The changes of one invocation."""
 
-    part: TenantChanges
+    changes: TenantChanges
     number: int
     """From 0."""
     last: bool
@@ -64,7 +64,7 @@ class Chunk:
         By its number only, rows of a chunk that is cut differently after a change of the
         declaration would count as done. After each of the job's `repairs` it may have another.
         """
-        changes = self.part
+        changes = self.changes
         identity = [
             *(
                 job_identity.table_id,
@@ -131,7 +131,7 @@ class _ChunkBuilder:
         }
         body = f'{_to_json(head)[:-1]},"rows":[{",".join(self.texts)}]}}'
         return Chunk(
-            part=changes, number=number, last=last, rows=len(self.texts), body=body.encode()
+            changes=changes, number=number, last=last, rows=len(self.texts), body=body.encode()
         )
 
 

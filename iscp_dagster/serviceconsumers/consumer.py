@@ -28,7 +28,7 @@ from iscp_dagster.serviceconsumers.sorting import Sorter
 
 TENANTS = 8
 """How many tenants have invocations at a time."""
-Lost = Callable[[str], IscpError | None]
+ClaimErrorFinder = Callable[[str], IscpError | None]
 """Why the run no longer holds a tenant's job; None: it does."""
 
 
@@ -44,8 +44,8 @@ class InvokingConsumer:
     declared: ServiceConsumer
     table_id: str
     generation: int
-    services: InvocationRuntime
-    lost: Lost
+    runtime: InvocationRuntime
+    find_claim_error: ClaimErrorFinder
     repairs: Mapping[str, int] = field(default_factory=dict)
     """By tenant, how often its job was repaired since its range began."""
     monotonic: Callable[[], float] = time.monotonic
@@ -57,13 +57,13 @@ class InvokingConsumer:
         info: ConsumerInfo,
         *,
         table_id: str,
-        services: Callable[[], InvocationRuntime] | None,
-        lost: Lost,
+        open_runtime: Callable[[], InvocationRuntime] | None,
+        find_claim_error: ClaimErrorFinder,
         columns: Sequence[str],
         repairs: Mapping[str, int],
     ) -> InvokingConsumer:
         """The consumer of a job, which gets `columns`. Raises ConfigError."""
-        if services is None:
+        if open_runtime is None:
             raise ConfigError(
                 f"Job {source.name}/{info.job}: no runtime of invocations is named; set "
                 "ISCP_INVOCATIONS_URL, or start the stack (`iscp up`)."
@@ -78,8 +78,8 @@ class InvokingConsumer:
             declared=source.get_service(info.job),
             table_id=table_id,
             generation=info.generation,
-            services=services(),
-            lost=lost,
+            runtime=open_runtime(),
+            find_claim_error=find_claim_error,
             repairs=repairs,
         )
 
@@ -92,7 +92,7 @@ class InvokingConsumer:
             tenants = sorted(retriever.tenants - retriever.refused.keys())
             stall_timer = StallTimer(self.declared.patience, self.monotonic)
             call = _Consumption(
-                consumer=self, retriever=retriever, sorter=sorter, patience=stall_timer
+                consumer=self, retriever=retriever, sorter=sorter, stall_timer=stall_timer
             )
             with ThreadPoolExecutor(TENANTS, f"invoking {self.declared.name}") as pool:
                 errors = list(pool.map(call.invoke_tenant, tenants))
@@ -108,7 +108,7 @@ class _Consumption:
     consumer: InvokingConsumer
     retriever: DataRetriever
     sorter: Sorter
-    patience: StallTimer
+    stall_timer: StallTimer
     down: UnavailableError | None = None
     """Set once the runtime does not answer, so that no other tenant waits for it."""
 
@@ -138,11 +138,11 @@ class _Consumption:
         )
         return TenantInvoker(
             declared=consumer.declared,
-            services=consumer.services,
+            runtime=consumer.runtime,
             tenant=tenant,
-            owner=job_identity,
-            lost=partial(consumer.lost, tenant),
-            patience=self.patience,
+            job_identity=job_identity,
+            find_claim_error=partial(consumer.find_claim_error, tenant),
+            stall_timer=self.stall_timer,
             keys=consumer.source.keys,
             repairs=consumer.repairs.get(tenant, 0),
         )

@@ -38,9 +38,9 @@ class StallTimer:
     """When one last succeeded."""
 
     def __post_init__(self) -> None:
-        self.move()
+        self.restart()
 
-    def move(self) -> None:
+    def restart(self) -> None:
         self.last_success = self.monotonic()
 
     @property
@@ -53,18 +53,18 @@ class TenantInvoker:
     """Invokes one tenant's chunks, and counts what it did."""
 
     declared: ServiceConsumer
-    services: InvocationRuntime
+    runtime: InvocationRuntime
     tenant: str
-    owner: JobIdentity
-    lost: Callable[[], IscpError | None]
+    job_identity: JobIdentity
+    find_claim_error: Callable[[], IscpError | None]
     """Why the run may do nothing more for the tenant; None: it may."""
-    patience: StallTimer
+    stall_timer: StallTimer
     keys: Sequence[str] = ()
     """The columns that name a row in messages."""
     repairs: int = 0
     """How often the job was repaired since its range began; the same when that is replayed."""
-    begun: int = 0
-    attached: int = 0
+    invocation_count: int = 0
+    attached_count: int = 0
     latest_chunks: dict[int, tuple[Chunk, InvocationState]] = field(default_factory=dict)
     """The latest chunks by number, with their invocations as last seen."""
 
@@ -87,13 +87,14 @@ class TenantInvoker:
 
         After a repair of the job, an invocation that failed before it is tried anew.
         """
-        declared, runtime = self.declared, self.services
+        declared, runtime = self.declared, self.runtime
         service, handler = declared.service, declared.method
         self._check_fence()
-        keyed = runtime.is_keyed(declared.url, service, handler)
+        keyed = runtime.ensure_handler(declared.url, service, handler)
         key = self.tenant if keyed else None
         names = [
-            chunk.compute_key(self.owner, repairs=repairs) for repairs in range(self.repairs + 1)
+            chunk.compute_key(self.job_identity, repairs=repairs)
+            for repairs in range(self.repairs + 1)
         ]
         existing = (
             name
@@ -106,31 +107,31 @@ class TenantInvoker:
             invoked = runtime.send(service, handler, chunk.body, key=key, idempotency_key=name)
         except InvocationRefusedError as error:
             raise (self._make_size_error(chunk) if error.status == TOO_LARGE else error) from error
-        self.begun += 1
-        self.attached += not invoked.is_new
+        self.invocation_count += 1
+        self.attached_count += not invoked.is_new
         self._keep_latest(chunk, invoked)
         return invoked
 
     def _await_end(self, chunk: Chunk, invoked: InvocationState) -> None:
         while True:
-            latest = self.services.poll_invocation(
-                invoked, min(LOOK_SECONDS, self.patience.seconds)
+            latest = self.runtime.poll_invocation(
+                invoked, min(LOOK_SECONDS, self.stall_timer.seconds)
             )
             invoked = replace(latest, is_new=invoked.is_new)
             self._keep_latest(chunk, invoked)
             if invoked.ended or invoked.status == PAUSED:
                 break
             self._check_fence()
-            if self.patience.expired:
+            if self.stall_timer.expired:
                 break
         if not invoked.ended:
             raise InvocationGoingError(self._describe_ongoing(chunk, invoked))
         if invoked.failed:
             raise InvocationFailedError(self._describe_failure(chunk, invoked))
-        self.patience.move()
+        self.stall_timer.restart()
 
     def _check_fence(self) -> None:
-        if (error := self.lost()) is not None:
+        if (error := self.find_claim_error()) is not None:
             raise error
 
     def _keep_latest(self, chunk: Chunk, invoked: InvocationState) -> None:
@@ -143,11 +144,11 @@ class TenantInvoker:
         invocations = [
             _describe_invocation(chunk, invoked) for chunk, invoked in self.latest_chunks.values()
         ]
-        counts = {"invocations": self.begun, "attached": self.attached}
+        counts = {"invocations": self.invocation_count, "attached": self.attached_count}
         return {**counts, **({INVOKED: invocations} if invocations else {})}
 
     def _format_head(self, chunk: Chunk, invoked: InvocationState) -> str:
-        declared, changes = self.declared, chunk.part
+        declared, changes = self.declared, chunk.changes
         return (
             f"Service consumer {declared.name!r}: invocation {invoked.id} of {declared.handler} "
             f"with chunk {chunk.number} of ({changes.from_}, {changes.to}] ({invoked.link})"
@@ -186,7 +187,7 @@ class TenantInvoker:
 def _describe_invocation(chunk: Chunk, invoked: InvocationState) -> dict[str, Any]:
     outcome = "failed" if invoked.failed else "completed"
     return {
-        "versions": f"({chunk.part.from_}, {chunk.part.to}]",
+        "versions": f"({chunk.changes.from_}, {chunk.changes.to}]",
         "chunk": chunk.number,
         "rows": chunk.rows,
         "id": invoked.id,

@@ -38,8 +38,8 @@ class ServiceConsumerKind(DeclaredKind):
             source,
             info,
             table_id=scan.table_id,
-            services=scan.deployment.services,
-            lost=scan.lost,
+            open_runtime=scan.deployment.services,
+            find_claim_error=scan.lost,
             columns=scan.columns,
             repairs=scan.repairs,
         )

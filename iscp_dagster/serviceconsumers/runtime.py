@@ -36,7 +36,7 @@ class RuntimeClient:
     _registering: threading.Lock = field(default_factory=threading.Lock)
 
     @raise_job_errors()
-    def is_keyed(self, url: str, service: str, handler: str) -> bool:
+    def ensure_handler(self, url: str, service: str, handler: str) -> bool:
         target = url, service, handler
         with self._registering:
             if target not in self._keyed:

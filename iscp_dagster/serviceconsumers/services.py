@@ -48,7 +48,7 @@ class InvocationState:
 class InvocationRuntime(Protocol):
     """A runtime of invocations. Every method raises UnavailableError if it does not answer."""
 
-    def is_keyed(self, url: str, service: str, handler: str) -> bool:
+    def ensure_handler(self, url: str, service: str, handler: str) -> bool:
         """Whether the handler is one of a virtual object, which is called with a key.
 
         Registers the service endpoint at `url` if the runtime does not know the handler there.

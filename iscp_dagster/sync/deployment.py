@@ -12,14 +12,14 @@ from threading import Thread
 from typing import TYPE_CHECKING, Any
 
 import iscp_dagster.webhooks.tables  # noqa: F401 - a log makes the tables that are imported by then
-from iscp_dagster.clickhouse.connect.endpoint import Endpoint
+from iscp_dagster.clickhouse.connect.endpoint import ClickHouseEndpoint
 from iscp_dagster.clickhouse.kinds.changes import CALCULATED
 from iscp_dagster.clickhouse.kinds.kind import IndexKind
-from iscp_dagster.clickhouse.tables.ddl import IndexTable
+from iscp_dagster.clickhouse.tables.ddl import IndexShape
 from iscp_dagster.clickhouse.tables.generations import IndexData
 from iscp_dagster.clickhouse.tables.indexes import IndexStore
 from iscp_dagster.clickhouse.tables.ownership import read_definition
-from iscp_dagster.clickhouse.types.nulls import check_table_nulls
+from iscp_dagster.clickhouse.types.nulls import check_table_null_rules
 from iscp_dagster.delta.expressions import analyze_expressions
 from iscp_dagster.delta.log.deltalog import DeltaLog
 from iscp_dagster.events.ids import DEFAULT_IDS, IdScheme
@@ -44,14 +44,14 @@ if TYPE_CHECKING:
 class Deployment:
     """The services of one deployment. `spark` connects only at its first call."""
 
-    endpoint: Endpoint
+    endpoint: ClickHouseEndpoint
     """The first ClickHouse server; it holds all that is not sharded."""
     log: SqlLog
     spark: Callable[[], SparkSession]
     """The session that all processes share, for the project's own reads."""
     lake: str
     """The root folder of tables without a path; each is at `database/table` below it."""
-    states: Callable[[], StateStore] | None = None
+    open_state_store: Callable[[], StateStore] | None = None
     """Opens the store of batch states beside the job rows; None: only the rows keep them."""
     clock: Clock = get_utc_now
     tolerate_state_mismatch: bool = False
@@ -66,13 +66,13 @@ class Deployment:
         default_factory=dict, compare=False, repr=False
     )
     """Spark's analysis of views over a schema, since each index and trigger of a scan needs it."""
-    services: Callable[[], InvocationRuntime] | None = None
+    open_runtime: Callable[[], InvocationRuntime] | None = None
     """Opens the runtime that invokes service consumers' handlers; None: no runtime."""
-    shards: tuple[Endpoint, ...] = ()
+    shards: tuple[ClickHouseEndpoint, ...] = ()
     """All ClickHouse servers, `endpoint` first; empty: `endpoint` is the only one."""
 
     @property
-    def endpoints(self) -> tuple[Endpoint, ...]:
+    def endpoints(self) -> tuple[ClickHouseEndpoint, ...]:
         """The ClickHouse servers by shard."""
         return self.shards or (self.endpoint,)
 
@@ -125,12 +125,12 @@ class Deployment:
 
         `calculated` are a view's own columns; None: as its table has them, or as Spark finds them.
         """
-        check_table_nulls(source, schema)
+        check_table_null_rules(source, schema)
         selected = source.select_columns(index, [field.name for field in schema])
         fields = [field for field in schema if field.name in selected]
         endpoint = self.get_endpoint(index)
         make_table = partial(
-            IndexTable, source=source, generation=generation, database=endpoint.database
+            IndexShape, source=source, generation=generation, database=endpoint.database
         )
         if index.transitions is not None:
             if calculated is None:
@@ -174,7 +174,7 @@ class Deployment:
         view = f"{info.table}_{strip_shard_suffix(info.job, shard)}"
         return IndexData(endpoint=endpoint, database=endpoint.resolve_database(info.db), view=view)
 
-    def get_endpoint(self, index: Index) -> Endpoint:
+    def get_endpoint(self, index: Index) -> ClickHouseEndpoint:
         """The ClickHouse server of the index. Raises ConfigError for a wrong number of shards."""
         sharding = index.placement
         if sharding is not None and sharding.shards != len(self.endpoints):

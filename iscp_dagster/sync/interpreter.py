@@ -18,7 +18,7 @@ from iscp_dagster.sync.iteration.outcomes import Outcome
 from iscp_dagster.sync.ledger import BatchLedger, load_ledger
 from iscp_dagster.sync.reading.reader import SourceReader
 from iscp_dagster.sync.scan_plans import plan_reads
-from iscp_dagster.sync.watermarks import move_watermarks, refuse
+from iscp_dagster.sync.watermarks import move_watermarks, record_failures
 from iscp_dagster.sync.writing.writer import IndexWriter
 
 
@@ -108,8 +108,8 @@ class Interpreter:
                 scanned = self.writer.write(self.reader, group)
                 self._staged_scan = scanned if isinstance(scanned, commands.ScanFinished) else None
                 return scanned
-            case commands.VerifyScan(result):
-                return self.writer.check(self.reader, result)
+            case commands.SettleScan(result):
+                return self.writer.settle(self.reader, result)
             case commands.PlaceRows(deliveries):
                 return self.writer.place(deliveries)
             case commands.MoveWatermarks(deliveries):
@@ -120,7 +120,7 @@ class Interpreter:
                 self._drop_staging()
                 return commands.CleanupDone()
             case commands.RecordFailures(failures, rebuild):
-                recorded = refuse(deployment.log, failures)
+                recorded = record_failures(deployment.log, failures)
                 if rebuild:
                     deployment.log.rebuild(sorted(rebuild))
                 return commands.FailuresRecorded(tuple(recorded))
@@ -145,13 +145,13 @@ class Interpreter:
         reader = self.reader
         layout = reader.plan_layout(iteration.range)
         self.ledger, earlier, store_error = load_ledger(reader, iteration)
-        claims = reader.deployment.log.begin(
+        claims = reader.deployment.log.claim_jobs(
             iteration,
             run_id,
             layout,
             layouts=reader.plan_snapshot_layouts(iteration.range, layout),
             queued_as=queued_as,
-            recall=earlier,
+            earlier=earlier,
         )
         return commands.JobsClaimed(tuple(claims)), store_error
 
@@ -163,7 +163,7 @@ class Interpreter:
 
     def _plan_reads(self, command: commands.PlanReads) -> commands.ReadsPlanned:
         if not self.reader.consumers:
-            consumers = dict.fromkeys(claim.consumer for claim in self._state.open.values())
+            consumers = dict.fromkeys(claim.consumer for claim in self._state.open_claims.values())
             self.reader = replace(self.reader, consumers=tuple(consumers))
         return plan_reads(self.reader, command)
 

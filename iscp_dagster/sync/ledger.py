@@ -13,7 +13,7 @@ from dataclasses import dataclass, field, replace
 
 from iscp_dagster.batches.protocol import StateKey, StateStore, StateWrite, StoredState
 from iscp_dagster.clickhouse.kinds.indexes import resolve_index
-from iscp_dagster.joblog.iterations import Claim, Iteration, Recall
+from iscp_dagster.joblog.iterations import Claim, EarlierBatches, Iteration
 from iscp_dagster.joblog.sql.log import SqlLog
 from iscp_dagster.model.batch import SETTLES, WRITES, BatchRecord, Phase, Range
 from iscp_dagster.model.consumers.kinds import is_index
@@ -91,7 +91,7 @@ class BatchLedger:
 
 def load_ledger(
     reader: SourceReader, iteration: Iteration
-) -> tuple[BatchLedger, Recall, UnavailableError | None]:
+) -> tuple[BatchLedger, EarlierBatches, UnavailableError | None]:
     """The iteration's ledger, the recall for its claims, and why the state store is unreadable.
 
     In that case the caller claims the jobs and fails them, always temporarily, since none of
@@ -100,11 +100,11 @@ def load_ledger(
     deployment, ledger, store_error = reader.deployment, BatchLedger(None), None
     previous: Mapping[JobKey, BatchRecord] = {}
     try:
-        ledger = BatchLedger(deployment.states() if deployment.states else None)
+        ledger = BatchLedger(deployment.open_state_store() if deployment.open_state_store else None)
         previous = ledger.read_previous(deployment.log, iteration)
     except IscpError as error:
         store_error = UnavailableError(str(error))
-    earlier = Recall(
+    earlier = EarlierBatches(
         previous=previous,
         unrepeatable=_find_unrepeatable(reader, iteration, previous),
         tolerate_state_mismatch=deployment.tolerate_state_mismatch,

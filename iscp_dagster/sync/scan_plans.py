@@ -33,7 +33,7 @@ def plan_reads(reader: SourceReader, command: PlanReads) -> ReadsPlanned:
         tuple(
             request
             for plan, claims in plans.items()
-            for group in (group_by_job(claims).values() if command.apart else [claims])
+            for group in (group_by_job(claims).values() if command.split_by_job else [claims])
             for request in _make_requests(reader, plan, group)
         )
     )
@@ -126,7 +126,7 @@ def _find_later_snapshots(reader: SourceReader, claims: Sequence[Claim]) -> froz
         range_, tenants = members[0].step.range, [claim.key.tenant for claim in members]
         # An index that fails here fails in its own part of the scan.
         with suppress(IscpError):
-            store = reader.index_store(members[0].consumer, range_.to.version)
+            store = reader.make_index_store_if_any(members[0].consumer, range_.to.version)
             if store is not None:
                 replaced |= store.find_replaced_tenants(tenants, range_.from_.version)
     return replaced

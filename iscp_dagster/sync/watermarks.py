@@ -9,14 +9,14 @@ from iscp_dagster.joblog.sql.log import SqlLog
 from iscp_dagster.model.errors import FenceError, IscpError
 from iscp_dagster.model.jobs import JobKey
 from iscp_dagster.sync.iteration.commands import WatermarksMoved
-from iscp_dagster.sync.iteration.outcomes import PendingCommit, make_failure
+from iscp_dagster.sync.iteration.outcomes import RowDelivery, make_failure
 from iscp_dagster.sync.ledger import BatchLedger
 
 Answers = Mapping[JobKey, FenceError] | Mapping[JobKey, Claim | FenceError]
 
 
 def move_watermarks(
-    log: SqlLog, ledger: BatchLedger, deliveries: Sequence[PendingCommit]
+    log: SqlLog, ledger: BatchLedger, deliveries: Sequence[RowDelivery]
 ) -> WatermarksMoved:
     """Move the watermarks of the jobs that the run still holds. The state store goes first.
 
@@ -42,7 +42,7 @@ def move_watermarks(
     return WatermarksMoved(tuple(deliveries), tuple(claims), errors)
 
 
-def refuse(log: SqlLog, failures: Sequence[FailedStep]) -> list[FailedStep]:
+def record_failures(log: SqlLog, failures: Sequence[FailedStep]) -> list[FailedStep]:
     """Record the failures in the log. A job taken meanwhile fails with the FenceError instead.
 
     The run that took a job is responsible for its state.

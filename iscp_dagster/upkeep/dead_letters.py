@@ -25,7 +25,7 @@ from iscp_dagster.model.errors import (
 from iscp_dagster.model.jobs import Job, JobID
 from iscp_dagster.model.states import JobState
 from iscp_dagster.planning.declared import make_job_spec
-from iscp_dagster.planning.problems import as_ours
+from iscp_dagster.planning.problems import to_iscp_error
 from iscp_dagster.sync.deployment import Deployment
 
 
@@ -96,7 +96,9 @@ def replay_letters(
                 [outcome.letter for outcome in replayed if outcome.error is None]
             )
         except Exception as error:  # noqa: BLE001 - an index's error must not stop the others
-            replayed = [ReplayOutcome(letter=letter, error=as_ours(error)) for letter in group]
+            replayed = [
+                ReplayOutcome(letter=letter, error=to_iscp_error(error)) for letter in group
+            ]
         outcomes += replayed
     return outcomes
 
@@ -120,7 +122,7 @@ def _replay_index(
         return outcomes
     rows = dict(zip(letters, _get_letters(store).read_rows(letters), strict=True))
     # Before checking that the jobs are idle: a run that rebuilds one later rejects this insert.
-    store = store.enter()
+    store = store.refresh_epochs()
     last_ids = _find_last_letters(store, letters[0].index)
     for letter in letters:
         if letter.id not in last_ids or letter.deleted:
@@ -157,7 +159,7 @@ def _list_jobs(deployment: Deployment, letter: DeadLetter) -> list[Job]:
 
 def _find_last_letters(store: IndexStore, index: str) -> set[str]:
     """The ids of the last letter of each key in the index."""
-    table, target = _get_letters(store), store.target(staged=False)
+    table, target = _get_letters(store), store.make_target(staged=False)
     letters = [letter for letter in table.list_letters(index=index) if not letter.whole_range]
     ordered = sorted(letters, key=lambda letter: letter.version)
     last_ids: dict[tuple[str, str], str] = {}
@@ -179,7 +181,7 @@ def _find_obstacle(deployment: Deployment, letter: DeadLetter) -> IscpError | No
 
 
 def _write_letter(store: IndexStore, letter: DeadLetter, row: pa.Table) -> ReplayOutcome:
-    target = store.target(staged=False)
+    target = store.make_target(staged=False)
     # Columns that the index has gained since get their defaults.
     columns = tuple(name for name in target.columns if name in row.schema.names)
     narrow = replace(target, columns=columns)
@@ -188,7 +190,7 @@ def _write_letter(store: IndexStore, letter: DeadLetter, row: pa.Table) -> Repla
         if store.placement is not None and not store.placement.select_rows(row).num_rows:
             return ReplayOutcome(letter=letter, error=_make_misplaced_error(letter))
         if insert_fitted_rows(store.endpoint, narrow, fitted, token=f"letter-{letter.id}"):
-            store.shut_out([letter.tenant])
+            store.reject_earlier_inserts([letter.tenant])
     except pa.ArrowException as error:
         return ReplayOutcome(letter=letter, error=SchemaError(f"{target.name}: {error}"))
     except IscpError as error:

@@ -17,9 +17,9 @@ from iscp_dagster.model.declared.sharding import format_suffix, get_shard, strip
 from iscp_dagster.model.declared.tables import SourceTable
 from iscp_dagster.model.errors import IscpError, UnavailableError
 from iscp_dagster.model.jobs import Job, JobID
-from iscp_dagster.planning.declared import name_of
+from iscp_dagster.planning.declared import make_job_name
 from iscp_dagster.planning.effective import compute_effective_jobs, flush_jobs
-from iscp_dagster.planning.problems import as_ours, make_problem
+from iscp_dagster.planning.problems import make_problem, to_iscp_error
 from iscp_dagster.sync.deployment import Deployment
 from iscp_dagster.sync.ledger import make_state_key
 
@@ -59,11 +59,11 @@ class Garbage:
     """A dropped job to delete, and what to delete with it."""
 
     job: Job
-    drops: str
+    scope: str
     """`table`, `tenant`, or `nothing` where the data is not ours, is gone or serves another job."""
-    letters: bool
+    drops_letters: bool
     """Whether to drop its dead letters: no other job of the tenant has its name."""
-    stays: bool
+    keeps_row: bool
     """Whether the row stays, since the runner would register the job again without it."""
 
 
@@ -89,7 +89,7 @@ def find_garbage(
     return garbage
 
 
-def collect(
+def delete_garbage(
     deployment: Deployment, sources: Sequence[SourceTable], garbage: Sequence[Garbage]
 ) -> int:
     """Drop the data, then the rows; returns how many rows. Resumes an interrupted call.
@@ -103,11 +103,11 @@ def collect(
         name = group[0].job.name
         dropped, problems = _drop_or_split(deployment, group, columns[name.db, name.table])
         errors += problems
-        if deployment.states is not None and dropped:
-            deployment.states().forget([make_state_key(piece.job) for piece in dropped])
-        deployment.log.mark_collected([piece.job for piece in dropped if piece.stays])
+        if deployment.open_state_store is not None and dropped:
+            deployment.open_state_store().forget([make_state_key(piece.job) for piece in dropped])
+        deployment.log.mark_collected([piece.job for piece in dropped if piece.keeps_row])
         forgotten += deployment.log.delete_dropped(
-            [piece.job for piece in dropped if not piece.stays]
+            [piece.job for piece in dropped if not piece.keeps_row]
         )
     if errors:
         raise errors[0]
@@ -119,7 +119,7 @@ def _group_alike(garbage: Iterable[Garbage]) -> Iterator[list[Garbage]]:
     groups: dict[tuple[Any, ...], list[Garbage]] = {}
     for piece in garbage:
         info = piece.job.spec.detail.consumer
-        group_key = (piece.job.name, get_shard(info.options), piece.drops, piece.letters)
+        group_key = (piece.job.name, get_shard(info.options), piece.scope, piece.drops_letters)
         groups.setdefault(group_key, []).append(piece)
     yield from groups.values()
 
@@ -137,7 +137,7 @@ def _drop_or_split(
         return [], [error]
     except Exception as error:  # noqa: BLE001 - a tenant's error must not stop the others
         if len(group) == 1:
-            return [], [as_ours(error)]
+            return [], [to_iscp_error(error)]
         results = [_drop_or_split(deployment, [piece], tenant_column) for piece in group]
         return [piece for dropped, _ in results for piece in dropped], [
             failure for _, errors in results for failure in errors
@@ -152,11 +152,11 @@ def _drop_data(deployment: Deployment, group: Sequence[Garbage], tenant_column: 
     data = deployment.get_index_data(first.job.spec.detail.consumer)
     if data is None:
         return
-    if first.drops == "table":
+    if first.scope == "table":
         data.drop_index()
-    elif first.drops == "tenant":
+    elif first.scope == "tenant":
         data.drop_tenants(tenant_column, tenants)
-    if first.letters:
+    if first.drops_letters:
         letters = DeadLetters(endpoint=data.endpoint, database=data.database)
         letters.drop_tenants(f"{name.db}.{name.table}/{name.job}", tenants)
 
@@ -183,7 +183,9 @@ def _find_self_registering(
         if (source.database, source.table) not in tables:
             continue
         names = {
-            name_of(source, consumer) for consumer in source.consumers if consumer.auto_register
+            make_job_name(source, consumer)
+            for consumer in source.consumers
+            if consumer.auto_register
         }
         names |= {id_ for id_ in standing if (id_.db, id_.table) == (source.database, source.table)}
         staying |= set(product(names, _find_table_ids(deployment, source, dropped)))
@@ -246,7 +248,7 @@ def _build_garbage(
         job
         for job_id in names
         for job in deployment.log.list_jobs(name=job_id, include_dropped=True)
-        if job_id == name or _is_twin(job)
+        if job_id == name or _has_tables_to_share(job)
     ]
     dropped_keys = {(job.key, job.registration) for job in dropped}
     uncollected = [job for job in rows if job.collected_at is None]
@@ -265,7 +267,7 @@ def _build_garbage(
         if not has_data or job.key.tenant in served_tenants:
             drops = "nothing"
         letters = has_data and job.key.tenant not in named_tenants
-        garbage.append(Garbage(job=job, drops=drops, letters=letters, stays=stays))
+        garbage.append(Garbage(job=job, scope=drops, drops_letters=letters, keeps_row=stays))
     return garbage
 
 
@@ -279,7 +281,7 @@ def _list_sharing_names(name: JobID, dropped: Sequence[Job]) -> list[JobID]:
     return [replace(name, job=job) for job in sorted(names)]
 
 
-def _is_twin(job: Job) -> bool:
+def _has_tables_to_share(job: Job) -> bool:
     """Whether it has tables to share.
 
     False for an unsharded index that is merely named like a first shard.

@@ -31,7 +31,7 @@ from iscp_dagster.model.errors import IscpError, SourceError, UnreadableError
 from iscp_dagster.model.jobs import JobKey
 from iscp_dagster.model.moment import Moment
 from iscp_dagster.model.specs import ConsumerInfo
-from iscp_dagster.planning.problems import as_ours
+from iscp_dagster.planning.problems import to_iscp_error
 from iscp_dagster.spark.columns import get_column, get_columns, make_nullable, map_in_arrow
 from iscp_dagster.sync.deployment import Deployment
 from iscp_dagster.sync.executors.rows import (
@@ -126,7 +126,7 @@ class ComparisonFailure:
         return f"{at}{self.error}"
 
 
-def verify(
+def compare_or_raise(
     deployment: Deployment,
     source: SourceTable,
     *,
@@ -172,7 +172,7 @@ def compare_indexes(
         moved = _get_fences(before) ^ _get_fences(after)
         if not moved:
             break
-    return sorted(_replace_moved(source, results, {key for key, _ in moved}), key=_get_place)
+    return sorted(_replace_moved(source, results, {key for key, _ in moved}), key=_get_sort_key)
 
 
 def _get_fences(positions: Iterable[JobPosition]) -> set[tuple[JobKey, int]]:
@@ -198,7 +198,7 @@ def _replace_moved(
     ]
 
 
-def _get_place(result: IndexVerdict | ComparisonFailure) -> tuple[str, str]:
+def _get_sort_key(result: IndexVerdict | ComparisonFailure) -> tuple[str, str]:
     return result.index, result.tenant if isinstance(result, IndexVerdict) else result.tenants[0]
 
 
@@ -256,7 +256,7 @@ def _make_failure(
     return ComparisonFailure(
         index=position.index,
         tenants=tuple(tenants),
-        error=as_ours(error),
+        error=to_iscp_error(error),
         as_of=None if version == position.latest.version else version,
     )
 
@@ -370,7 +370,7 @@ def _convert_source_rows(store: IndexStore, rows: Any) -> Any:
         for name, column in _get_stored_columns(store).items()
         if needs_respelling(column)
     }:
-        texts = frozenset(name for name, column in respelled.items() if column.is_text)
+        texts = frozenset(name for name, column in respelled.items() if column.is_json_text)
         schema = make_nullable(rows.schema, texts, store.shape.flags)
         rows = map_in_arrow(rows, make_value_rewriter(respelled, store.shape.flags), schema)
     return rows
@@ -388,7 +388,7 @@ def _read_index_rows(
     slices = _compute_slices(store.count_rows()) if source.keys else 1
     read = IndexRead(
         endpoint=store.endpoint,
-        rows=rows,
+        from_clause=rows,
         columns=tuple(starmap(render_select_item, _get_stored_columns(store).items())),
         bucket=f"cityHash64({by}) % {slices}" if slices > 1 else "0",
         tenant=quote_identifier(source.tenant) if source.tenant else None,

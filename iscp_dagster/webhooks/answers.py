@@ -43,7 +43,7 @@ class EndpointAnswer:
     """The beginning of the answer, or the error."""
     retry_after: str | None = None
     """The header's value."""
-    refused: bool = False
+    address_denied: bool = False
     """No request was made, because the address is not allowed."""
 
     @property
@@ -51,10 +51,10 @@ class EndpointAnswer:
         return self.status is not None and 200 <= self.status < 300  # noqa: PLR2004
 
     @property
-    def pauses(self) -> bool:
+    def is_refusal(self) -> bool:
         """Whether it is about the endpoint rather than the event, and the endpoint is not busy."""
         if self.status is None:
-            return self.refused
+            return self.address_denied
         return 300 <= self.status < 500 and self.status not in WRONG | BUSY | {GONE}  # noqa: PLR2004
 
 
@@ -66,7 +66,7 @@ class DeliveryRules:
     """Before each further attempt; the last one repeats."""
     jitter: float = 0.2
     """The fraction of a delay by which it may be shorter or longer."""
-    longest: float = 36_000.0
+    longest_wait: float = 36_000.0
     """The longest delay that `Retry-After` can request."""
     refusals: int = 20
     """How many refusals in a row pause the endpoint."""
@@ -96,7 +96,7 @@ class EndpointHealth:
             # It is only about the event, and no other attempt may follow for days.
             return replace(self, in_a_row=0)
         return EndpointHealth(
-            in_a_row=self.in_a_row + 1 if answer.pauses else 0,
+            in_a_row=self.in_a_row + 1 if answer.is_refusal else 0,
             failing_since=self.failing_since or now,
         )
 
@@ -188,7 +188,7 @@ def _get_requested_delay(
 ) -> float | None:
     requested = parse_retry_after(answer.retry_after, now)
     # A receiver that requests no wait at all gets no other attempt within the second.
-    return None if requested is None else min(max(requested, 1.0), rules.longest)
+    return None if requested is None else min(max(requested, 1.0), rules.longest_wait)
 
 
 def _compute_delay(attempt: int, rules: DeliveryRules, random: float) -> float:

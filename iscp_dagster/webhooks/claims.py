@@ -18,7 +18,7 @@ from iscp_dagster.webhooks.pending_deliveries import build_number_query, lock
 from iscp_dagster.webhooks.tables import IS_NEXT, IS_PENDING, ISCP_OUTBOX, OUTBOX, DeliveryState
 from sql_transactions.row_values import build_rows_table
 
-BatchId = Callable[[Sequence[str]], str]
+BatchIdMaker = Callable[[Sequence[str]], str]
 """Makes a batch's id from the ids of its events, in their order."""
 
 _BATCH_BODY = b'{"data": [%s]}'
@@ -52,7 +52,7 @@ class WebhookMessage:
 
 
 def split_batch(
-    message: WebhookMessage, make_batch_id: BatchId
+    message: WebhookMessage, make_batch_id: BatchIdMaker
 ) -> tuple[WebhookMessage, WebhookMessage]:
     """A batch of several events as two; cut within a lane only if it has no other.
 
@@ -65,7 +65,7 @@ def split_batch(
     return _make_batch(ordered[:cut], make_batch_id), _make_batch(ordered[cut:], make_batch_id)
 
 
-def _make_batch(events: Sequence[EventDelivery], make_batch_id: BatchId) -> WebhookMessage:
+def _make_batch(events: Sequence[EventDelivery], make_batch_id: BatchIdMaker) -> WebhookMessage:
     ordered = tuple(sorted(events, key=attrgetter("number")))
     return WebhookMessage(
         id=make_batch_id([delivery.event_id for delivery in ordered]), events=ordered, batch=True
@@ -81,7 +81,7 @@ class SenderWork:
     """The lanes of which nothing else may be sent meanwhile."""
 
 
-def claim(
+def read_due_work(
     connection: sa.Connection, endpoint: str, now: datetime, *, room: int, busy: Collection[str]
 ) -> list[SenderWork]:
     """The due work of at most `room` lanes that are not `busy`; only reads.
@@ -105,7 +105,7 @@ def claim(
     ]
 
 
-def compose(
+def compose_due_batches(
     connection: sa.Connection,
     endpoint: str,
     now: datetime,
@@ -113,7 +113,7 @@ def compose(
     room: int,
     size: int,
     busy: Collection[str],
-    batch_id: BatchId,
+    make_batch_id: BatchIdMaker,
 ) -> list[SenderWork]:
     """At most `room` batches of at most `size` events that are due, in lanes that are not `busy`.
 
@@ -133,7 +133,7 @@ def compose(
     ]
     while unbatched and len(work) < room:
         portion, unbatched = unbatched[:size], unbatched[size:]
-        work.append(_compose_batch(connection, endpoint, portion, size, batch_id))
+        work.append(_compose_batch(connection, endpoint, portion, size, make_batch_id))
     return work
 
 
@@ -157,7 +157,7 @@ def _compose_batch(
     endpoint: str,
     heads: Sequence[tuple[str, EventDelivery]],
     size: int,
-    make_batch_id: BatchId,
+    make_batch_id: BatchIdMaker,
 ) -> SenderWork:
     members = list(heads)
     for lane, head in heads:

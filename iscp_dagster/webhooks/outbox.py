@@ -178,7 +178,9 @@ class Outbox:
         with self.begin_write() as connection:
             recording.add_endpoints(connection, sorted(endpoints), self.clock())
             endpoint_by_lease = {_format_lease_name(endpoint): endpoint for endpoint in endpoints}
-            held_leases = leases.take(connection, endpoint_by_lease, owner, seconds, leases.NOW)
+            held_leases = leases.take_leases(
+                connection, endpoint_by_lease, owner, seconds, leases.NOW
+            )
             return frozenset(endpoint_by_lease[lease] for lease in held_leases)
 
     def free_gone_senders(self, is_gone: Callable[[str], bool]) -> None:
@@ -209,14 +211,14 @@ class Outbox:
                 for name, state in states.items()
             }
 
-    def claim(
+    def prepare_work(
         self,
         endpoint: str,
         *,
         room: int,
         busy: Collection[str],
         size: int = 1,
-        batch_id: claims.BatchId | None = None,
+        make_batch_id: claims.BatchIdMaker | None = None,
     ) -> list[claims.SenderWork]:
         """The due work of an endpoint whose lease the caller holds.
 
@@ -224,12 +226,18 @@ class Outbox:
         most `size` events, which are recorded before this returns.
         """
         now = self.clock()
-        if batch_id is None:
+        if make_batch_id is None:
             with self.begin_read() as connection:
-                return claims.claim(connection, endpoint, now, room=room, busy=busy)
+                return claims.read_due_work(connection, endpoint, now, room=room, busy=busy)
         with self.begin_write() as connection:
-            return claims.compose(
-                connection, endpoint, now, room=room, size=size, busy=busy, batch_id=batch_id
+            return claims.compose_due_batches(
+                connection,
+                endpoint,
+                now,
+                room=room,
+                size=size,
+                busy=busy,
+                make_batch_id=make_batch_id,
             )
 
     def record(self, endpoint: EndpointState, results: Sequence[recording.AttemptResult]) -> None:

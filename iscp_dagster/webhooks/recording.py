@@ -86,7 +86,7 @@ def record(
             [_build_attempt_row(endpoint.name, result) for result in results],
         )
     delivered = any(result.answer.accepted for result in results)
-    _keep_health(connection, endpoint, {"delivered_at": now} if delivered else {})
+    _write_endpoint(connection, endpoint, {"delivered_at": now} if delivered else {})
 
 
 def _update_deliveries(
@@ -150,7 +150,7 @@ def _build_attempt_row(endpoint: str, result: AttemptResult) -> dict[str, Any]:
     }
 
 
-def _keep_health(
+def _write_endpoint(
     connection: sa.Connection, endpoint: EndpointState, delivered: dict[str, Any]
 ) -> None:
     """Write the endpoint's health, unless a person changed the endpoint meanwhile."""

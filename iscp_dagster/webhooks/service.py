@@ -77,7 +77,7 @@ class SenderService:
                 for endpoint in self.endpoints
             ],
             owner=f"{identify_machine()}:{os.getpid()}:{secrets.token_hex(4)}",
-            batch_id=IdScheme.from_environment(self.environ).make_batch_id,
+            make_batch_id=IdScheme.from_environment(self.environ).make_batch_id,
         )
         try:
             await sender.run(stop)

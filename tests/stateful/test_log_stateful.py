@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
 from iscp_dagster.joblog.iterations import Claim, Iteration
-from iscp_dagster.joblog.results import Interruption
+from iscp_dagster.joblog.results import SpecUpdateResult
 from iscp_dagster.joblog.sql.log import SqlLog
 from iscp_dagster.joblog.sql.tables import METADATA
 from iscp_dagster.joblog.updates import SpecUpdate
@@ -56,15 +56,15 @@ class Row:
     priority: int = 0
     paused: bool = False
     unsure: tuple[int, int, int] | None = None
-    """A range and its layout that may or may not have been written."""
+    """A range and its layout that may have been written, or not."""
     claim: int | None = None
     """The one claim that counts."""
     written: list[tuple[int, int]] = field(default_factory=list)
 
 
 @dataclass
-class Held:
-    """A claim that was given once, and the row it was given for."""
+class Grant:
+    """A claim that the log once gave for a row."""
 
     claim: Claim
     row: Row
@@ -84,11 +84,13 @@ class LogMachine(RuleBasedStateMachine):
         self.log = self.open()
         self.log.ensure()
         self.rows: dict[JobKey, Row] = {}
-        self.held: list[Held] = []
-        self.seen: dict[JobKey, tuple[int, int, int]] = {}
-        self.until: dict[str, float] = {}
-        self.told = self.log.read_changed_tenants(None).upto
-        self.heard = 0
+        self.grants: list[Grant] = []
+        self.places: dict[JobKey, tuple[int, int, int]] = {}
+        """Registration, watermark and fence of each job, as last read."""
+        self.expires: dict[str, float] = {}
+        self.bookmark = self.log.read_changed_tenants(None).upto
+        self.entries = 0
+        """How many entries of the history were read."""
 
     def open(self) -> SqlLog:
         return log_in_memory(**self.options())
@@ -105,50 +107,51 @@ class LogMachine(RuleBasedStateMachine):
         return self.leases_at
 
     @rule(seconds=st.integers(-7_200, 7_200))
-    def the_clock_goes_wrong(self, seconds):
+    def skew_the_clock(self, seconds):
         self.skew = timedelta(seconds=seconds)
 
-    @rule(seconds=st.integers(1, 60), kept=st.sets(runs))
-    def leases_run_out(self, seconds, kept):
+    @rule(seconds=st.integers(1, 60), live=st.sets(runs))
+    def let_leases_expire(self, seconds, live):
         """Silent runs' jobs are freed and live runs' are not, whatever the clocks say."""
         self.leases_at += seconds
-        self.log.renew_leases(kept, 30)
-        self.until |= dict.fromkeys(kept, self.leases_at + 30)
-        gone = {
-            key
-            for key, row in self.rows.items()
-            if row.state in {"pending", "running"} and self.until[row.run] < self.leases_at
+        self.log.renew_leases(live, 30)
+        self.expires |= dict.fromkeys(live, self.leases_at + 30)
+        freed = {
+            key for key, row in self.active().items() if self.expires[row.run] < self.leases_at
         }
-        assert self.log.reclaim() == tuple(sorted(gone))
-        for key in gone:
+        assert self.log.reclaim() == tuple(sorted(freed))
+        for key in freed:
             row = self.rows[key]
             row.code = 1_700 if row.state == "running" else row.code
             row.state = "completed"
 
+    def active(self) -> dict[JobKey, Row]:
+        return {key: row for key, row in self.rows.items() if row.state in {"pending", "running"}}
+
     @rule(chosen=st.sets(runs))
-    def somebody_is_silent(self, chosen):
-        over = {run for run in chosen if self.until.get(run, self.leases_at) < self.leases_at}
-        assert self.log.find_expired_leases(chosen, 50) == over
-        for run in chosen - self.until.keys():
-            self.until[run] = self.leases_at + 50
+    def find_silent_runs(self, chosen):
+        now = self.leases_at
+        silent = {run for run in chosen if self.expires.get(run, now) < now}
+        assert self.log.find_expired_leases(chosen, 50) == silent
+        self.expires |= dict.fromkeys(chosen - self.expires.keys(), now + 50)
 
     @rule(run=runs, code=st.sampled_from([1_100, 10_200]))
     def refuse(self, run, code):
-        waits = [k for k, row in self.rows.items() if row.state == "pending" and row.run == run]
-        assert self.log.refuse(run, code, "oh") == tuple(sorted(waits))
-        for key in waits:
+        queued = [k for k, row in self.rows.items() if row.state == "pending" and row.run == run]
+        assert self.log.refuse(run, code, "oh") == tuple(sorted(queued))
+        for key in queued:
             row = self.rows[key]
             row.state, row.code = "error" if code >= 10_000 else "completed", code
 
     @rule()
-    def ask_what_happened(self):
+    def read_changed_tenants(self):
         history = self.log.read_history(most=10_000)
-        new = {(each.key.table_id, each.key.tenant) for each in history[self.heard :]}
-        found = self.log.read_changed_tenants(self.told)
-        assert found.complete
-        assert found.tenants >= new
-        assert self.log.read_changed_tenants(found.upto).tenants <= found.tenants
-        self.told, self.heard = found.upto, len(history)
+        new = {(entry.key.table_id, entry.key.tenant) for entry in history[self.entries :]}
+        changed = self.log.read_changed_tenants(self.bookmark)
+        assert changed.complete
+        assert changed.tenants >= new
+        assert self.log.read_changed_tenants(changed.upto).tenants <= changed.tenants
+        self.bookmark, self.entries = changed.upto, len(history)
 
     @initialize(chosen=st.lists(keys, unique=True))
     def start_with(self, chosen):
@@ -170,17 +173,17 @@ class LogMachine(RuleBasedStateMachine):
     @rule(chosen=some_keys, run=runs, more=ahead)
     def enqueue(self, chosen, run, more):
         iteration = self.iteration(chosen, more)
-        found = {
+        ready = {
             key: row
             for key in chosen
             if (row := self.rows.get(key))
             and row.state in {"completed", "canceled"}
             and row.at == iteration.from_.version
         }
-        assert self.log.enqueue(iteration, run).keys() == set(chosen) - found.keys()
-        if found:
-            self.until[run] = self.leases_at + self.log.leases.queued
-        for row in found.values():
+        assert self.log.enqueue(iteration, run).keys() == set(chosen) - ready.keys()
+        if ready:
+            self.expires[run] = self.leases_at + self.log.leases.queued
+        for row in ready.values():
             row.state, row.run = "pending", run
 
     @rule(chosen=some_keys, run=runs, more=ahead)
@@ -190,23 +193,23 @@ class LogMachine(RuleBasedStateMachine):
     def begin(self, chosen, run, more):
         iteration = self.iteration(chosen, more)
         layout = next(self.numbers)
-        found = [self.rows.get(key) for key in chosen]
+        rows = [self.rows.get(key) for key in chosen]
         start = iteration.from_.version
-        if not all(self.may_begin(row, run) and row.at == start for row in found):
+        if not all(self.may_begin(row, run) and row.at == start for row in rows):
             with pytest.raises(FenceError):
-                self.log.begin(iteration, run, {"n": layout})
+                self.log.claim_jobs(iteration, run, {"n": layout})
             return
-        claims = self.log.begin(iteration, run, {"n": layout})
-        self.until[run] = self.leases_at + self.log.leases.run
-        for claim, row in zip(claims, found, strict=True):
+        claims = self.log.claim_jobs(iteration, run, {"n": layout})
+        self.expires[run] = self.leases_at + self.log.leases.run
+        for claim, row in zip(claims, rows, strict=True):
             self.check_replay(claim, row, iteration)
             row.state, row.run, row.code = "running", run, 0
-            self.hold(claim, row)
+            self.keep(claim, row)
 
     @precondition(lambda self: any(self.startable(run) for run in RUNS))
     @rule(data=st.data(), more=ahead)
-    def begin_what_may(self, data, more):
-        """Begin jobs that may: of any keys and runs, few iterations would get to their end."""
+    def begin_ready_jobs(self, data, more):
+        """Of any keys and runs, few iterations would get to their end."""
         run = data.draw(st.sampled_from([run for run in RUNS if self.startable(run)]))
         ready = self.startable(run)
         first = data.draw(st.sampled_from(ready))
@@ -216,19 +219,21 @@ class LogMachine(RuleBasedStateMachine):
 
     @precondition(lambda self: any(self.startable(run) for run in RUNS))
     @rule(data=st.data(), more=ahead, ends=st.booleans())
-    def an_iteration_ends_or_dies(self, data, more, ends):
-        before = len(self.held)
-        self.begin_what_may(data, more)
-        begun = self.held[before:]
+    def end_or_lose_an_iteration(self, data, more, ends):
+        before = len(self.grants)
+        self.begin_ready_jobs(data, more)
+        grants = self.grants[before:]
         if not ends:
-            self.recover({each.row.run for each in begun})
+            self.recover({grant.row.run for grant in grants})
             return
-        for each in begun:
-            last = each
-            while not last.claim.last:
-                self.go_on(last)
-                last = self.held[-1]
-            self.end(last)
+        for grant in grants:
+            self.finish(grant)
+
+    def finish(self, grant):
+        while not grant.claim.last:
+            self.go_on(grant)
+            grant = self.grants[-1]
+        self.end(grant)
 
     def startable(self, run) -> list[JobKey]:
         return [key for key in KEYS if self.may_begin(self.rows.get(key), run)]
@@ -260,66 +265,66 @@ class LogMachine(RuleBasedStateMachine):
         assert first.layout == {"n": layout}
         assert claim.range.to.version == max(end, iteration.to.version)
 
-    def hold(self, claim: Claim, row: Row) -> None:
+    def keep(self, claim: Claim, row: Row) -> None:
         step = claim.step
         row.unsure = (step.range.from_.version, step.range.to.version, step.layout["n"])
         row.claim = next(self.numbers)
-        self.held.append(Held(claim=claim, row=row, number=row.claim))
+        self.grants.append(Grant(claim=claim, row=row, number=row.claim))
 
-    @precondition(lambda self: self.held)
+    @precondition(lambda self: self.grants)
     @rule(data=st.data())
     def advance(self, data):
         self.go_on(self.any_claim(data))
 
-    def go_on(self, held):
-        if not held.counts or held.claim.last:
+    def go_on(self, grant):
+        if not grant.counts or grant.claim.last:
             with pytest.raises((FenceError, BatchError)):
-                advance(self.log, held.claim, {})
+                advance(self.log, grant.claim, {})
             return
-        self.confirm(held)
-        self.hold(advance(self.log, held.claim, {}), held.row)
+        self.confirm(grant)
+        self.keep(advance(self.log, grant.claim, {}), grant.row)
 
-    @precondition(lambda self: self.held)
+    @precondition(lambda self: self.grants)
     @rule(data=st.data())
     def complete(self, data):
         self.end(self.any_claim(data))
 
-    def end(self, held):
-        to = held.claim.range.to
-        if not held.counts or not held.claim.last:
+    def end(self, grant):
+        to = grant.claim.range.to
+        if not grant.counts or not grant.claim.last:
             with pytest.raises((FenceError, BatchError)):
-                complete(self.log, held.claim, to, {})
+                complete(self.log, grant.claim, to, {})
             return
-        complete(self.log, held.claim, to, {"inserted": 1})
-        self.confirm(held)
-        held.row.state, held.row.unsure = "completed", None
+        complete(self.log, grant.claim, to, {"inserted": 1})
+        self.confirm(grant)
+        grant.row.state, grant.row.unsure = "completed", None
 
-    @precondition(lambda self: self.held)
+    @precondition(lambda self: self.grants)
     @rule(data=st.data(), code=st.sampled_from([1, 9_999, 10_000]))
     def fail(self, data, code):
-        held = self.any_claim(data)
-        if not held.counts:
+        grant = self.any_claim(data)
+        if not grant.counts:
             with pytest.raises(FenceError):
-                fail(self.log, held.claim, code, "oh")
+                fail(self.log, grant.claim, code, "oh")
             return
-        fail(self.log, held.claim, code, "oh")
-        held.row.state = "error" if code >= 10_000 else "completed"
-        held.row.code = code
+        fail(self.log, grant.claim, code, "oh")
+        grant.row.state = "error" if code >= 10_000 else "completed"
+        grant.row.code = code
 
-    def any_claim(self, data) -> Held:
-        # Those that count more often: among all of them, few do.
-        counting = [each for each in self.held if each.counts]
-        return data.draw(st.sampled_from(counting or self.held) | st.sampled_from(self.held))
+    def any_claim(self, data) -> Grant:
+        # Among all claims, few count; those are drawn more often.
+        counting = [grant for grant in self.grants if grant.counts]
+        return data.draw(st.sampled_from(counting or self.grants) | st.sampled_from(self.grants))
 
     @staticmethod
-    def confirm(held: Held) -> None:
-        step = held.claim.step.range
-        held.row.written.append((step.from_.version, step.to.version))
-        held.row.at = step.to.version
+    def confirm(grant: Grant) -> None:
+        step = grant.claim.step.range
+        grant.row.written.append((step.from_.version, step.to.version))
+        grant.row.at = step.to.version
 
     @rule(chosen=some_keys)
     def cancel(self, chosen):
-        active = [key for key in chosen if self.state(key) in {"pending", "running"}]
+        active = self.active().keys() & set(chosen)
         assert self.log.cancel(chosen) == tuple(sorted(active))
         for key in active:
             self.rows[key].state = "canceled"
@@ -332,22 +337,22 @@ class LogMachine(RuleBasedStateMachine):
             row = self.rows[key]
             row.state, row.code, row.unsure = "completed", 0, None
 
-    @rule(gone=st.sets(runs))
-    def recover(self, gone):
-        active = {key: row for key, row in self.rows.items() if row.state in {"pending", "running"}}
+    @rule(ended=st.sets(runs))
+    def recover(self, ended):
+        active = self.active()
         assert self.log.list_active_runs() == {row.run for row in active.values()}
-        lost = sorted(key for key, row in active.items() if row.run in gone)
-        assert self.log.recover(gone) == tuple(lost)
+        lost = sorted(key for key, row in active.items() if row.run in ended)
+        assert self.log.recover(ended) == tuple(lost)
         for key in lost:
             self.rows[key].state = "completed"
 
     @rule(chosen=some_keys, off=st.sampled_from([-1, 0, 0, 0]), more=ahead)
     def flush(self, chosen, off, more):
-        held = {key: row for key in chosen if (row := self.rows.get(key)) and row.at + off >= -1}
-        moves = {key: span(row.at + off, row.at + off + more) for key, row in held.items()}
+        rows = {key: row for key in chosen if (row := self.rows.get(key)) and row.at + off >= -1}
+        moves = {key: span(row.at + off, row.at + off + more) for key, row in rows.items()}
         idle = [
             row
-            for row in held.values()
+            for row in rows.values()
             if row.state == "completed" and row.unsure is None and row.at > -1 and not off
         ]
         assert self.log.flush(moves) == len(idle)
@@ -368,7 +373,7 @@ class LogMachine(RuleBasedStateMachine):
             changed = True
             row.state, row.code, row.unsure = "completed", 0, None
         hit = interrupt and row.state in {"pending", "running"}
-        assert done == Interruption(
+        assert done == SpecUpdateResult(
             keys=(key,) if hit else (),
             runs=frozenset({row.run}) if hit else frozenset(),
             changed=changed or hit,
@@ -400,15 +405,15 @@ class LogMachine(RuleBasedStateMachine):
         assert self.log.mark_collected([*dropped, *self.log.list_jobs()]) == len(dropped)
         assert self.log.delete_dropped([*dropped, *self.log.list_jobs()]) == len(dropped)
         for job in dropped:
-            self.seen.pop(job.key)
+            self.places.pop(job.key)
 
     @invariant()
-    def the_history_leads_from_state_to_state(self):
+    def each_entry_of_the_history_begins_in_the_state_before(self):
         state: dict[int, str] = {}
-        for each in self.log.read_history(most=10_000):
-            before = None if each.before is None else each.before.label
-            assert state.get(each.registration) == before, each
-            state[each.registration] = each.after.label
+        for entry in self.log.read_history(most=10_000):
+            before = None if entry.before is None else entry.before.label
+            assert state.get(entry.registration) == before, entry
+            state[entry.registration] = entry.after.label
         for job in self.log.list_jobs():
             assert state[job.registration] == job.state.label
 
@@ -416,7 +421,7 @@ class LogMachine(RuleBasedStateMachine):
         return self.rows[key].state if key in self.rows else None
 
     @invariant()
-    def the_log_is_as_the_model(self):
+    def the_log_agrees_with_the_model(self):
         jobs = self.log.list_jobs()
         assert {job.key: (job.state.label, job.watermark) for job in jobs} == {
             key: (row.state, moment(row.at)) for key, row in self.rows.items()
@@ -433,14 +438,14 @@ class LogMachine(RuleBasedStateMachine):
                 assert (*ends, job.batch.layout["n"]) == row.unsure
 
     @invariant()
-    def a_watermark_never_goes_back_and_a_fence_never_stands(self):
+    def no_watermark_goes_back_and_every_change_moves_the_fence(self):
         for job in self.log.list_jobs(include_dropped=True):
-            seen = (job.registration, job.watermark.version, job.seq)
-            before = self.seen.get(job.key, seen)
-            assert seen[2] >= before[2]
-            assert seen[2] > before[2] or seen == before
-            assert seen[1] >= before[1] or seen[0] != before[0]
-            self.seen[job.key] = seen
+            now = (job.registration, job.watermark.version, job.seq)
+            before = self.places.get(job.key, now)
+            assert now[2] >= before[2]
+            assert now[2] > before[2] or now == before
+            assert now[1] >= before[1] or now[0] != before[0]
+            self.places[job.key] = now
 
     @invariant()
     def every_version_is_confirmed_once(self):

@@ -1,4 +1,4 @@
-"""The outbox against a small model of it: order, holding back, batches, and what is sent again."""
+"""The outbox against a small model of it: order, retries, batches, resent events."""
 
 from __future__ import annotations
 
@@ -20,8 +20,7 @@ from iscp_dagster.webhooks.outbox import Outbox
 from iscp_dagster.webhooks.recording import EndpointState
 from iscp_dagster.webhooks.tables import OUTBOX, DeliveryState
 from runtime_support.manual_clock import Watch
-from sql_transactions.engine import begin_transaction
-from support.outbox.outbox_events import event, result
+from support.outbox.outbox_events import event, put, result
 
 KEYS = 2
 ENDED = ("delivered", "dead")
@@ -42,7 +41,6 @@ class OutboxMachine(RuleBasedStateMachine):
         self.states: dict[str, str] = {}
         self.keys: dict[str, int] = {}
         self.due = defaultdict(self.watch)
-        self.composed: dict[str, list[str]] = {}
 
     def teardown(self):
         self.outbox.engine.dispose()
@@ -54,19 +52,15 @@ class OutboxMachine(RuleBasedStateMachine):
 
     @initialize()
     def begin(self):
-        self.put_now([0, 1, 0, 1, 0])
+        self.put_events([0, 1, 0, 1, 0])
 
     @rule(keys=st.lists(st.integers(0, KEYS - 1), min_size=1, max_size=4))
-    def put(self, keys):
-        self.put_now(keys)
-
-    def put_now(self, keys):
+    def put_events(self, keys):
         first = len(self.keys)
-        some = [event(first + place, key=key) for place, key in enumerate(keys)]
+        events = [event(first + place, key=key) for place, key in enumerate(keys)]
         again = [event(0, key=0)] if first else []
-        with begin_transaction(self.outbox.engine, writes=True) as connection:
-            self.outbox.put(connection, [*again, *some])
-        for each, key in zip(some, keys, strict=True):
+        put(self.outbox, *again, *events)
+        for each, key in zip(events, keys, strict=True):
             self.keys[each.event_id] = key
             self.states[each.event_id] = "pending"
             self.due[each.event_id] = each.recorded
@@ -75,16 +69,16 @@ class OutboxMachine(RuleBasedStateMachine):
     def wait(self, seconds):
         self.watch.move(seconds)
 
-    def claimed(self, room):
-        work = self.outbox.claim("alerts", room=room, busy=(), **self.batches)
+    def claim(self, room):
+        work = self.outbox.prepare_work("alerts", room=room, busy=(), **self.batches)
         heads = {key: self.lane(key)[0] for key in range(KEYS) if self.lane(key)}
         ready = {key for key, id_ in heads.items() if self.due[id_] <= self.watch()}
         assert len(work) <= room
         assert bool(work) == bool(ready)
-        seen = [event_.event_id for each in work for m in each.messages for event_ in m.events]
-        assert len(seen) == len(set(seen))
+        ids = [event_.event_id for each in work for m in each.messages for event_ in m.events]
+        assert len(ids) == len(set(ids))
         for key in range(KEYS):
-            of_key = [id_ for id_ in seen if self.keys[id_] == key]
+            of_key = [id_ for id_ in ids if self.keys[id_] == key]
             self.check_order(key, of_key, ready)
         return work
 
@@ -94,8 +88,8 @@ class OutboxMachine(RuleBasedStateMachine):
 
     @rule(room=st.integers(1, 4), verdicts=st.lists(answers, min_size=8, max_size=8))
     def send(self, room, verdicts):
-        """Send and record, each piece of work up to the first message that does not go on."""
-        for work in self.claimed(room):
+        """Send and record, each piece of work up to the first message that stays pending."""
+        for work in self.claim(room):
             results = []
             for message in work.messages:
                 verdict = verdicts.pop() if verdicts else MessageVerdict.DELIVERED
@@ -119,7 +113,7 @@ class OutboxMachine(RuleBasedStateMachine):
     @rule(room=st.integers(1, 4))
     def die(self, room):
         """Claim, and be killed before anything is recorded."""
-        self.claimed(room)
+        self.claim(room)
 
     @rule(data=st.data())
     def resend(self, data):
@@ -136,30 +130,30 @@ class OutboxMachine(RuleBasedStateMachine):
 
     @invariant()
     def the_first_pending_event_of_each_key_is_next(self):
-        chosen = sa.select(OUTBOX.event_id, OUTBOX.state).order_by(OUTBOX.number)
+        rows = sa.select(OUTBOX.event_id, OUTBOX.state).order_by(OUTBOX.number)
         with self.outbox.begin_read() as connection:
-            held = {id_: DeliveryState(state) for id_, state in connection.execute(chosen)}
-        assert {id_: state.label for id_, state in held.items()} == self.states
-        following = {id_ for id_, state in held.items() if state is DeliveryState.NEXT}
+            states = {id_: DeliveryState(state) for id_, state in connection.execute(rows)}
+        assert {id_: state.label for id_, state in states.items()} == self.states
+        following = {id_ for id_, state in states.items() if state is DeliveryState.NEXT}
         assert following == {self.lane(key)[0] for key in range(KEYS) if self.lane(key)}
 
 
 class BatchMachine(OutboxMachine):
-    """As above, in batches: one that was composed stays as it is until it ends or is resent."""
+    """As above, in batches: a composed batch stays the same until it ends or is resent."""
 
-    batches: ClassVar[dict[str, object]] = {"size": 3, "batch_id": "+".join}
+    batches: ClassVar[dict[str, object]] = {"size": 3, "make_batch_id": "+".join}
 
     def check_order(self, key, claimed, ready):
-        """A batch that waits may hold later events of a key whose earlier one was resent."""
+        """A waiting batch may contain later events of a key whose earlier one was resent."""
         lane = self.lane(key)
         assert claimed == [id_ for id_ in lane if id_ in claimed]
 
-    def claimed(self, room):
-        before = self.recorded()
-        work = self.outbox.claim("alerts", room=room, busy=(), **self.batches)
+    def claim(self, room):
+        before = self.read_batches()
+        work = self.outbox.prepare_work("alerts", room=room, busy=(), **self.batches)
         for each in work:
             (message,) = each.messages
-            ids = [one.event_id for one in message.events]
+            ids = [event_.event_id for event_ in message.events]
             assert len(ids) <= 3
             for id_ in ids:
                 assert before.get(id_) in {None, message.id}
@@ -169,14 +163,14 @@ class BatchMachine(OutboxMachine):
         assert len(lanes) == len(set(lanes))
         return work
 
-    def recorded(self):
+    def read_batches(self):
         chosen = sa.select(OUTBOX.event_id, OUTBOX.batch_id)
         waiting = chosen.where(OUTBOX.batch_id.is_not(None), OUTBOX.state <= 1)
         with self.outbox.begin_read() as connection:
             return dict(connection.execute(waiting).all())
 
 
-TestOutbox = OutboxMachine.TestCase
-TestOutbox.settings = settings(max_examples=20, stateful_step_count=15, deadline=None)
-TestBatches = BatchMachine.TestCase
-TestBatches.settings = settings(max_examples=20, stateful_step_count=15, deadline=None)
+TestOutbox, TestBatches = OutboxMachine.TestCase, BatchMachine.TestCase
+TestOutbox.settings = TestBatches.settings = settings(
+    max_examples=20, stateful_step_count=15, deadline=None
+)

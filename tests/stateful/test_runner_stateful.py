@@ -1,4 +1,4 @@
-"""The runner against a small model: whatever happens in whatever order, it misses no change."""
+"""The runner against a small model: it misses no change, whatever happens in whatever order."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
 from iscp_dagster import Mirror, SourceTable
-from iscp_dagster.clickhouse.connect.endpoint import Endpoint
+from iscp_dagster.clickhouse.connect.endpoint import ClickHouseEndpoint
 from iscp_dagster.joblog.iterations import Claim
 from iscp_dagster.joblog.sql.log import SqlLog
 from iscp_dagster.joblog.updates import SpecUpdate
@@ -30,14 +30,19 @@ from iscp_dagster.planning.look import Dispatch
 from iscp_dagster.planning.runner import Runner
 from iscp_dagster.sync.bounds import IterationBounds
 from iscp_dagster.sync.deployment import Deployment
-from iscp_dagster.upkeep.maintenance import JOB_RETENTION, collect, find_garbage, flush_watermarks
+from iscp_dagster.upkeep.maintenance import (
+    JOB_RETENTION,
+    delete_garbage,
+    find_garbage,
+    flush_watermarks,
+)
 from support.jobs.log_rows import advance, complete, fail, log_in_memory
 from support.jobs.one_table import write_commit
 
 TENANTS = ("eu", "us", "xx")
 INDEXES = ("one", "two")
 MINE = "mine"
-"""A job that nothing declares, and whose consumer keeps no index."""
+"""An undeclared job, whose consumer keeps no index."""
 tenants = st.sampled_from(TENANTS)
 dagsters = st.sampled_from([0, 1])
 names = st.sampled_from([*INDEXES, MINE])
@@ -54,9 +59,9 @@ START_AT = datetime(2026, 1, 1, tzinfo=timezone.utc)
 
 
 class RunnerMachine(RuleBasedStateMachine):
-    """`changes` is what each version changed; `covered` is what each registration got of that.
+    """`changes` has the tenants of each version; `covered`, the versions of each registration.
 
-    `gone` are the jobs that a person unregistered, and whether their data was collected.
+    `unregistered` are the jobs that a person unregistered, and whether their data was collected.
     """
 
     clickhouse = "http://127.0.0.1:9"
@@ -76,7 +81,7 @@ class RunnerMachine(RuleBasedStateMachine):
             indexes=[Mirror(name=name) for name in INDEXES],
         )
         self.deployment = Deployment(
-            endpoint=Endpoint.parse(self.clickhouse),
+            endpoint=ClickHouseEndpoint.parse(self.clickhouse),
             log=self.open(),
             spark=lambda: pytest.fail("the runner asked for Spark"),
             lake=str(self.folder),
@@ -91,7 +96,7 @@ class RunnerMachine(RuleBasedStateMachine):
         self.covered: dict[int, set[int]] = defaultdict(set)
         self.queued: list[Dispatch] = []
         self.running: list[tuple[str, list[Claim]]] = []
-        self.gone: dict[JobKey, bool] = {}
+        self.unregistered: dict[JobKey, bool] = {}
 
     @property
     def log_options(self):
@@ -106,10 +111,8 @@ class RunnerMachine(RuleBasedStateMachine):
         return SqlLog(engine, clock=lambda: self.now + self.skew, **self.log_options)
 
     def runner(self, who):
-        deployment = (self.deployment, self.other)[who]
-        return Runner(
-            deployment, [self.source], owner=f"dagster {who}", monotonic=lambda: self.leases_at
-        )
+        deployment, owner = (self.deployment, self.other)[who], f"dagster {who}"
+        return Runner(deployment, [self.source], owner=owner, monotonic=lambda: self.leases_at)
 
     def teardown(self) -> None:
         shutil.rmtree(self.folder, ignore_errors=True)
@@ -121,7 +124,7 @@ class RunnerMachine(RuleBasedStateMachine):
 
     @rule(changed=st.lists(tenants, unique=True, max_size=2))
     def commit(self, changed):
-        """One commit that changes these tenants, or nobody."""
+        """Change these tenants, or none, in one commit."""
         write_commit(self.folder / "t", len(self.changes), changed, self.now.timestamp())
         self.changes.append(frozenset(changed))
         self.now += timedelta(seconds=1)
@@ -136,32 +139,30 @@ class RunnerMachine(RuleBasedStateMachine):
 
     @rule(who=dagsters)
     def restart(self, who):
-        """Another process, with the cursor that Dagster kept."""
+        """Run in another process, with the cursor that Dagster kept."""
         self.runners[who] = self.runner(who)
 
     @rule(seconds=st.integers(1, 900))
-    def time_passes(self, seconds):
+    def move_the_clock(self, seconds):
         self.now += timedelta(seconds=seconds)
 
     @rule(seconds=st.integers(-300, 300))
-    def a_clock_goes_wrong(self, seconds):
+    def skew_a_clock(self, seconds):
         self.skew = timedelta(seconds=seconds)
 
     @rule(seconds=st.integers(1, 200), alive=st.booleans(), waits=st.booleans())
-    def leases_run_out(self, seconds, alive, waits):
+    def let_leases_expire(self, seconds, alive, waits):
         """A live run renews its lease and keeps its jobs; a silent one may wake up later."""
         log = self.deployment.log
-        active = {each.key: each.run_id for each in log.list_jobs() if each.active}
+        active = {job.key: job.run_id for job in log.list_jobs() if job.active}
         for _ in range(0, seconds, 20):
             self.leases_at += 20
-            log.renew_leases([run for run, _ in self.running] if alive else [], log.leases.run)
-            log.renew_leases(
-                [each.name for each in self.queued] if waits else [], log.leases.queued
-            )
+            runs = {run for run, _ in self.running if alive}
+            dispatches = {dispatch.name for dispatch in self.queued if waits}
+            log.renew_leases(runs, log.leases.run)
+            log.renew_leases(dispatches, log.leases.queued)
             freed = log.reclaim()
-            runs, names = {run for run, _ in self.running}, {each.name for each in self.queued}
-            kept = (runs if alive else set()) | (names if waits else set())
-            assert not {active.get(key) for key in freed} & kept
+            assert not {active.get(key) for key in freed} & (runs | dispatches)
             self.fired["freed"] += len(freed)
 
     @precondition(lambda self: self.queued)
@@ -171,9 +172,11 @@ class RunnerMachine(RuleBasedStateMachine):
         self.queued.remove(dispatch)
         run = f"run-{next(self.ids)}"
         try:
-            claims = self.deployment.log.begin(dispatch.iteration, run, {}, queued_as=dispatch.name)
+            claims = self.deployment.log.claim_jobs(
+                dispatch.iteration, run, {}, queued_as=dispatch.name
+            )
         except FenceError:
-            # The run ends at once, and the next look finds it gone.
+            # The run ends at once, as the next look finds.
             self.deployment.log.recover({dispatch.name})
             return
         self.running.append((run, list(claims)))
@@ -185,13 +188,13 @@ class RunnerMachine(RuleBasedStateMachine):
         run, claims = self.running.pop(chosen)
         for claim in claims:
             try:
-                self.outcome(claim, how)
+                self.end_claim(claim, how)
             except FenceError:
                 continue
         if how == "crash":
             self.deployment.log.recover({run})
 
-    def outcome(self, claim: Claim, how: str) -> None:
+    def end_claim(self, claim: Claim, how: str) -> None:
         log = self.deployment.log
         if how == "later":
             fail(log, claim, 1_100, "away")
@@ -211,8 +214,8 @@ class RunnerMachine(RuleBasedStateMachine):
             claim = moved
 
     @rule()
-    def lose_what_was_queued(self):
-        """Dagster never started those runs."""
+    def lose_the_queue(self):
+        """Dagster never starts the queued runs."""
         self.deployment.log.recover({dispatch.name for dispatch in self.queued})
         self.queued.clear()
 
@@ -220,125 +223,126 @@ class RunnerMachine(RuleBasedStateMachine):
     def flush(self):
         assert flush_watermarks(self.deployment, [self.source]).problems == []
 
-    @precondition(lambda self: self.gone)
+    @precondition(lambda self: self.unregistered)
     @rule(later=st.booleans())
     def collect_garbage(self, later):
-        """A job dropped a day ago loses its data once; its row goes only if nothing declares it."""
+        """A job dropped a day ago loses its data once, and its row if nothing declares it."""
         self.now += JOB_RETENTION + timedelta(seconds=1) if later else timedelta(0)
         live, log = self.deployment.log.list_jobs(), self.deployment.log
-        due = {each.key for each in log.list_dropped(self.now - JOB_RETENTION)}
-        found = find_garbage(self.deployment, [self.source])
-        assert {each.job.key for each in found} == {key for key in due if not self.gone[key]}
+        due = {job.key for job in log.list_dropped(self.now - JOB_RETENTION)}
+        garbage = find_garbage(self.deployment, [self.source])
+        keys = {item.job.key for item in garbage}
+        assert keys == {key for key in due if not self.unregistered[key]}
         mine = [key for key in due if key.job_name == MINE]
-        assert collect(self.deployment, [self.source], found) == len(mine)
-        self.gone |= {each.job.key: True for each in found}
+        assert delete_garbage(self.deployment, [self.source], garbage) == len(mine)
+        self.unregistered |= dict.fromkeys(keys, True)
         for key in mine:
-            del self.gone[key]
+            del self.unregistered[key]
         assert find_garbage(self.deployment, [self.source]) == []
         assert log.list_jobs() == live
-        self.fired.update(collected=len(found) - len(mine), forgotten=len(mine))
+        self.fired.update(collected=len(garbage) - len(mine), forgotten=len(mine))
 
     @precondition(lambda self: self.deployment.log.list_jobs())
     @rule(data=st.data(), collected=st.booleans())
     def unregister_one(self, data, collected):
-        chosen = data.draw(st.sampled_from([each.key for each in self.deployment.log.list_jobs()]))
+        chosen = data.draw(st.sampled_from([job.key for job in self.deployment.log.list_jobs()]))
         self.unregister(chosen.tenant, chosen.job_name)
         if collected:
             self.collect_garbage(later=True)
 
     def unregister(self, tenant, name):
-        live = self.deployment.log.list_jobs(tenant=tenant, name=job(name))
-        assert self.deployment.log.unregister(tenant, job(name)) == bool(live)
-        self.gone |= {each.key: False for each in live}
+        live = self.deployment.log.list_jobs(tenant=tenant, name=job_id(name))
+        assert self.deployment.log.unregister(tenant, job_id(name)) == bool(live)
+        self.unregistered |= {job.key: False for job in live}
         self.fired["unregistered"] += len(live)
 
-    @precondition(lambda self: self.gone)
+    @precondition(lambda self: self.unregistered)
     @rule(data=st.data())
     def register_again(self, data):
-        chosen = data.draw(st.sampled_from(sorted(self.gone)))
+        chosen = data.draw(st.sampled_from(sorted(self.unregistered)))
         self.register(chosen.tenant, chosen.job_name)
 
     @rule(tenant=tenants, name=names)
     def register(self, tenant, name):
         consumer = ConsumerInfo(type="my.own:Consumer", db="m", table="t", job=name)
         mine = JobSpec(detail=IterationDetail(consumer=consumer))
-        spec = make_job_specs(self.source, self.source.indexes).get(job(name), mine)
-        live = self.deployment.log.list_jobs(tenant=tenant, name=job(name))
+        spec = make_job_specs(self.source, self.source.indexes).get(job_id(name), mine)
+        live = self.deployment.log.list_jobs(tenant=tenant, name=job_id(name))
         table_id = self.deployment.make_delta_log(self.source).get_table_id()
-        assert self.deployment.log.register(tenant, job(name), table_id, spec) == (not live)
+        assert self.deployment.log.register(tenant, job_id(name), table_id, spec) == (not live)
         key = JobKey(tenant=tenant, table_id=table_id, job_name=name)
-        self.fired["registered again"] += self.gone.pop(key, None) is not None
+        self.fired["registered again"] += self.unregistered.pop(key, None) is not None
 
     @rule(data=st.data())
     def cancel_some(self, data):
         self.tick()
-        active = sorted(
-            {each.key.tenant for each in self.deployment.log.list_jobs() if each.active}
-        )
+        active = sorted({job.key.tenant for job in self.deployment.log.list_jobs() if job.active})
         self.cancel(data.draw(st.sampled_from(active or TENANTS)))
 
     def cancel(self, tenant):
-        """The tenant's queued and running iterations lose their jobs, which are planned again."""
+        """Take the jobs from the tenant's queued and running iterations; they are planned again."""
         jobs = self.deployment.log.list_jobs(tenant=tenant)
-        active = [each.key for each in jobs if each.active]
-        assert self.deployment.log.cancel(each.key for each in jobs) == tuple(sorted(active))
+        active = [job.key for job in jobs if job.active]
+        assert self.deployment.log.cancel(job.key for job in jobs) == tuple(sorted(active))
         self.fired["canceled"] += len(active)
 
     @rule(tenant=tenants, name=names, change=triggers, interrupt=st.booleans())
     def update(self, tenant, name, change, interrupt):
-        self.deployment.log.update(tenant, job(name), change, interrupt=interrupt)
+        self.deployment.log.update(tenant, job_id(name), change, interrupt=interrupt)
 
     @rule(tenant=tenants, name=names, pause=st.booleans())
     def pause_or_resume(self, tenant, name, pause):
         act = self.deployment.log.pause if pause else self.deployment.log.resume
-        act(tenant, job(name))
+        act(tenant, job_id(name))
 
     @rule(tenant=tenants, name=names)
     def unregister_and_register_again(self, tenant, name):
-        for held in self.deployment.log.list_jobs(tenant=tenant, name=job(name)):
-            self.deployment.log.unregister(tenant, job(name))
-            self.deployment.log.register(tenant, held.name, held.key.table_id, held.spec)
+        for job in self.deployment.log.list_jobs(tenant=tenant, name=job_id(name)):
+            self.deployment.log.unregister(tenant, job_id(name))
+            self.deployment.log.register(tenant, job.name, job.key.table_id, job.spec)
 
     @rule()
     def repair(self):
-        self.deployment.log.repair(
-            [each.key for each in self.deployment.log.list_jobs(state=JobState.ERROR)]
-        )
+        failed = self.deployment.log.list_jobs(state=JobState.ERROR)
+        self.deployment.log.repair([job.key for job in failed])
 
     @invariant()
     def no_watermark_passes_over_a_change(self):
-        for each in self.deployment.log.list_jobs():
-            upto = each.watermark.version + 1
-            wanted = {v for v in range(upto) if each.key.tenant in self.changes[v]}
-            assert wanted <= self.covered[each.registration], (each.key, each.watermark)
+        for job in self.deployment.log.list_jobs():
+            self.check_changes(job, job.watermark.version + 1)
+
+    def check_changes(self, job, upto):
+        """The job got each change of its tenant before that version."""
+        tenant = job.key.tenant
+        changes = {version for version in range(upto) if tenant in self.changes[version]}
+        assert changes <= self.covered[job.registration], (job.key, job.state, job.watermark)
 
     @invariant()
     def what_a_person_unregistered_stays_so(self):
-        rows = {each.key: each for each in self.deployment.log.list_jobs(include_dropped=True)}
-        assert {key for key, each in rows.items() if each.drop_at} == set(self.gone)
-        for key, collected in self.gone.items():
+        rows = {job.key: job for job in self.deployment.log.list_jobs(include_dropped=True)}
+        assert {key for key, job in rows.items() if job.drop_at} == set(self.unregistered)
+        for key, collected in self.unregistered.items():
             assert (rows[key].collected_at is not None) == collected
 
     @invariant()
     def no_job_is_in_two_iterations(self):
-        held = [
+        jobs = self.deployment.log.list_jobs()
+        queued_as = {job.key: job.run_id for job in jobs if job.state is JobState.PENDING}
+        keys = [
             key
             for dispatch in self.queued
             for key in dispatch.iteration.jobs
-            if any(
-                each.key == key and each.run_id == dispatch.name and each.state is JobState.PENDING
-                for each in self.deployment.log.list_jobs(tenant=key.tenant)
-            )
+            if queued_as.get(key) == dispatch.name
         ]
-        assert len(held) == len(set(held))
+        assert len(keys) == len(set(keys))
 
     @rule()
-    def everything_calms_down_in_step(self):
+    def calm_down(self):
         """Without further trouble every job gets every change."""
-        for each in self.deployment.log.list_jobs():
-            self.deployment.log.resume(each.key.tenant, each.name)
+        for job in self.deployment.log.list_jobs():
+            self.deployment.log.resume(job.key.tenant, job.name)
         self.repair()
-        self.lose_what_was_queued()
+        self.lose_the_queue()
         for run, _ in self.running:
             self.deployment.log.recover({run})
         self.running.clear()
@@ -351,79 +355,76 @@ class RunnerMachine(RuleBasedStateMachine):
                 break
             while self.queued:
                 dispatch = self.queued.pop()
-                claims = self.deployment.log.begin(
+                claims = self.deployment.log.claim_jobs(
                     dispatch.iteration, f"run-{next(self.ids)}", {}, queued_as=dispatch.name
                 )
                 for claim in claims:
-                    self.outcome(claim, "succeed")
+                    self.end_claim(claim, "succeed")
         assert not self.queued
-        for each in self.deployment.log.list_jobs():
-            wanted = {v for v, changed in enumerate(self.changes) if each.key.tenant in changed}
-            assert wanted <= self.covered[each.registration], (each.key, each.state, each.watermark)
-        seen = {tenant for changed in self.changes for tenant in changed}
-        gone = {(key.tenant, key.job_name) for key in self.gone}
-        live = {(each.key.tenant, each.key.job_name) for each in self.deployment.log.list_jobs()}
-        assert {(t, n) for t in seen for n in INDEXES} - gone <= live
+        jobs = self.deployment.log.list_jobs()
+        for job in jobs:
+            self.check_changes(job, len(self.changes))
+        tenants_seen = {tenant for changed in self.changes for tenant in changed}
+        away = {(key.tenant, key.job_name) for key in self.unregistered}
+        live = {(job.key.tenant, job.key.job_name) for job in jobs}
+        assert {(t, n) for t in tenants_seen for n in INDEXES} - away <= live
 
 
-def job(name: str) -> JobID:
+def job_id(name: str) -> JobID:
     return JobID(db="m", table="t", job=name)
 
 
 @pytest.fixture(scope="module")
-def real(clickhouse_url):
-    """Garbage is dropped from a real ClickHouse."""
+def _real_clickhouse(clickhouse_url):
+    """Drop garbage from a real ClickHouse."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(RunnerMachine, "clickhouse", clickhouse_url)
         yield
 
 
 @pytest.fixture(scope="class")
-def _rules_fire(real):
+def _rules_fire(_real_clickhouse):
     RunnerMachine.fired.clear()
     yield
     # Random runs cause these some fifty times or more; rarer ones have their own test below.
     assert all(RunnerMachine.fired[name] for name in ("unregistered", "stood by"))
 
 
-def test_what_is_canceled_goes_on_and_what_is_unregistered_is_collected_once(real):
+@pytest.fixture
+def world():
     world = RunnerMachine()
-    try:
-        world.fired.clear()
-        world.begin()
-        world.tick()
-        world.cancel("eu")
-        assert world.fired["canceled"] == 3
-        world.unregister("eu", MINE)
-        world.unregister("eu", "one")
-        world.collect_garbage(later=False)
-        assert (world.fired["collected"], world.fired["forgotten"]) == (0, 0)
-        for _ in range(2):
-            world.collect_garbage(later=True)
-            assert (world.fired["collected"], world.fired["forgotten"]) == (1, 1)
-        world.everything_calms_down_in_step()
-        assert [each.key.job_name for each in world.deployment.log.list_jobs()] == ["two"]
-        world.register("eu", "one")
-        assert world.fired["registered again"] == 1
-        world.everything_calms_down_in_step()
-        assert [each.key.job_name for each in world.deployment.log.list_jobs()] == ["one", "two"]
-    finally:
-        world.teardown()
+    world.fired.clear()
+    world.begin()
+    world.tick()
+    yield world
+    world.teardown()
 
 
-def test_what_is_kept_stays_and_what_is_not_is_freed_and_goes_on():
-    world = RunnerMachine()
-    try:
-        world.fired.clear()
-        world.begin()
-        world.tick()
-        world.leases_run_out(200, alive=True, waits=True)
-        assert world.fired["freed"] == 0
-        world.leases_run_out(200, alive=True, waits=False)
-        assert world.fired["freed"] == 3
-        world.everything_calms_down_in_step()
-    finally:
-        world.teardown()
+@pytest.mark.usefixtures("_real_clickhouse")
+def test_a_canceled_job_is_planned_again_and_an_unregistered_one_is_collected_once(world):
+    world.cancel("eu")
+    assert world.fired["canceled"] == 3
+    world.unregister("eu", MINE)
+    world.unregister("eu", "one")
+    world.collect_garbage(later=False)
+    assert (world.fired["collected"], world.fired["forgotten"]) == (0, 0)
+    for _ in range(2):
+        world.collect_garbage(later=True)
+        assert (world.fired["collected"], world.fired["forgotten"]) == (1, 1)
+    world.calm_down()
+    assert [job.key.job_name for job in world.deployment.log.list_jobs()] == ["two"]
+    world.register("eu", "one")
+    assert world.fired["registered again"] == 1
+    world.calm_down()
+    assert [job.key.job_name for job in world.deployment.log.list_jobs()] == ["one", "two"]
+
+
+def test_jobs_without_a_lease_are_freed_and_planned_again(world):
+    world.let_leases_expire(200, alive=True, waits=True)
+    assert world.fired["freed"] == 0
+    world.let_leases_expire(200, alive=True, waits=False)
+    assert world.fired["freed"] == 3
+    world.calm_down()
 
 
 @pytest.mark.usefixtures("_rules_fire")

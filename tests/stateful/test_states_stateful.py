@@ -33,17 +33,17 @@ phases = st.sampled_from(Phase)
 places = st.integers(0, 10**6)
 
 
-def plain(held: StoredState | None) -> Any:
-    """A held state as values that compare down to the microsecond."""
-    if held is None:
+def plain(state: StoredState | None) -> Any:
+    """Return a state as values that compare down to the microsecond."""
+    if state is None:
         return None
-    range_, layout = held.record.range, dict(held.record.layout)
+    range_, layout = state.record.range, dict(state.record.layout)
     moments = [(moment.version, moment.micros) for moment in (range_.from_, range_.to)]
-    return held.fence, held.holder, moments, held.record.phase, layout
+    return state.fence, state.holder, moments, state.record.phase, layout
 
 
 class StatesMachine(RuleBasedStateMachine):
-    """`there` is the model; `seen` is all that runs have read, `sent` all that they sent."""
+    """`model` has the states as they must be; runs have read `states` and written `writes`."""
 
     def __init__(self, store: StateStore) -> None:
         super().__init__()
@@ -53,80 +53,73 @@ class StatesMachine(RuleBasedStateMachine):
             name: StateKey(tenant=name, table_id=table, job_name="mirror", registration=number)
             for number, name in enumerate(NAMES)
         }
-        self.there: dict[StateKey, Any] = {}
-        self.seen: dict[StateKey, list[StoredState | None]] = {
+        self.model: dict[StateKey, Any] = {}
+        self.states: dict[StateKey, list[StoredState | None]] = {
             key: [None] for key in self.keys.values()
         }
-        self.sent: list[StateWrite] = []
+        self.writes: list[StateWrite] = []
         self.numbers = count()
 
     @rule(chosen=some_names, run=runs, to=ends, phase=phases)
     def advance(self, chosen, run, to, phase):
-        """A run that has read a moment ago."""
-        found = self.store.read([self.keys[name] for name in chosen])
-        for name in chosen:
-            self.tell(self.keys[name], found.get(self.keys[name]))
-        self.write([self.due(name, run, to, phase, found.get(self.keys[name])) for name in chosen])
+        """A run that has just read the states."""
+        keys = [self.keys[name] for name in chosen]
+        states = self.store.read(keys)
+        for key in keys:
+            self.states[key].append(states.get(key))
+        self.write([self.plan(key, run, to, phase, states.get(key)) for key in keys])
 
     @rule(chosen=some_names, run=runs, to=ends, phase=phases, place=places)
     def wake_up(self, chosen, run, to, phase, place):
-        """A zombie: what it has seen is any moment of the past."""
-        seen = {name: self.seen[self.keys[name]] for name in chosen}
-        past = {name: told[place % len(told)] for name, told in seen.items()}
-        self.write([self.due(name, run, to, phase, past[name]) for name in chosen])
+        """A zombie, which has read the states at any moment of the past."""
+        keys = [self.keys[name] for name in chosen]
+        past = {key: self.states[key][place % len(self.states[key])] for key in keys}
+        self.write([self.plan(key, run, to, phase, past[key]) for key in keys])
 
-    @precondition(lambda self: self.sent)
-    @rule(place=places)
+    @precondition(lambda self: self.writes)
+    @rule(place=places | st.just(-1))
     def repeat(self, place):
-        """A run whose answer was lost, at once or long ago."""
-        self.write([self.sent[place % len(self.sent)]])
-
-    @precondition(lambda self: self.sent)
-    @rule()
-    def repeat_at_once(self):
-        self.write([self.sent[-1]])
+        """A run whose answer was lost, at once (-1) or long ago."""
+        self.write([self.writes[place % len(self.writes)]])
 
     @rule(chosen=some_names)
     def forget(self, chosen):
         keys = [self.keys[name] for name in chosen]
-        gone = [self.there.pop(key) for key in keys if key in self.there]
-        assert self.store.forget(keys) == len(gone)
+        states = [self.model.pop(key) for key in keys if key in self.model]
+        assert self.store.forget(keys) == len(states)
 
     @invariant()
-    def holds_what_the_model_holds(self):
-        found = self.store.read(list(self.keys.values()))
-        assert {key: plain(held) for key, held in found.items()} == self.there
+    def the_store_agrees_with_the_model(self):
+        states = self.store.read(list(self.keys.values()))
+        assert {key: plain(state) for key, state in states.items()} == self.model
 
-    def due(self, name, run, to, phase, seen) -> StateWrite:
+    def plan(self, key, run, to, phase, state) -> StateWrite:
         range_ = Range(from_=Moment(0, 5), to=Moment(to, next(self.numbers) % 2))
         record = BatchRecord(range=range_, phase=phase, layout={"to": [to]})
-        return StateWrite(key=self.keys[name], record=record, holder=run, expected=seen)
+        return StateWrite(key=key, record=record, holder=run, expected=state)
 
     def write(self, writes: list[StateWrite]) -> None:
-        self.sent += writes
+        self.writes += writes
         outcomes = self.store.write_many(writes)
         assert set(outcomes) == {write.key for write in writes}
         for write in writes:
             self.check(write, outcomes[write.key])
 
     def check(self, write: StateWrite, outcome: StoredState | FenceError) -> None:
-        there, new = self.there.get(write.key), plain(write.new_state)
-        if there not in (plain(write.expected), new):
+        now, new = self.model.get(write.key), plain(write.new_state)
+        if now not in (plain(write.expected), new):
             assert isinstance(outcome, FenceError)
             return
         assert plain(outcome) == new
-        self.there[write.key] = new
-        self.tell(write.key, outcome)
-
-    def tell(self, key: StateKey, held: StoredState | None) -> None:
-        self.seen[key].append(held)
+        self.model[write.key] = new
+        self.states[write.key].append(outcome)
 
 
 @pytest.mark.parametrize(
     ("kind", "examples"), [("memory", 100), ("sqlite", 10), ("postgresql", 4), ("keepermap", 4)]
 )
-def test_every_store_does_what_a_dict_would(kind, examples, request, tmp_path):
-    store = opened(kind, request, tmp_path)
+def test_every_store_behaves_as_a_dict(kind, examples, request, tmp_path):
+    store = open_store(kind, request, tmp_path)
     run_state_machine_as_test(
         lambda: StatesMachine(store),
         settings=settings(
@@ -138,7 +131,7 @@ def test_every_store_does_what_a_dict_would(kind, examples, request, tmp_path):
     )
 
 
-def opened(kind: str, request, tmp_path) -> StateStore:
+def open_store(kind: str, request, tmp_path) -> StateStore:
     if kind == "memory":
         store = make_state_store("memory")
     elif kind == "keepermap":

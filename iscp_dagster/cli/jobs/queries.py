@@ -70,7 +70,7 @@ def status(
         )
         return
     if len(all_jobs) > 1:
-        job_show.count_states(all_jobs)
+        job_show.print_job_counts(all_jobs)
     job_show.print_status(page, lags, progress, unserved, beginnings)
     print_rest(len(page), len(all_jobs), "--tenant, `iscp job list`")
 
@@ -101,7 +101,7 @@ def list_jobs(
     if not as_json:
         all_jobs.sort(key=lambda job: job.state is not JobState.ERROR)
     page = all_jobs[: limit or (None if as_json else ROWS)]
-    standing = jobs.list_templates(table) if state is None and tenant in {None, ALL_TENANTS} else {}
+    standing = jobs.list_standing(table) if state is None and tenant in {None, ALL_TENANTS} else {}
     if not (page or standing):
         check_known(jobs, tenant=tenant, table=table)
     tenants: dict[str, set[str]] = {}
@@ -113,7 +113,7 @@ def list_jobs(
         job_json.write(rows + [job_facts(job) | {"lag": lags.get(job.key)} for job in page])
         return
     if all_jobs:
-        job_show.count_states(all_jobs, len(standing))
+        job_show.print_job_counts(all_jobs, len(standing))
     job_show.print_jobs(page, standing, lags)
     print_rest(len(page), len(all_jobs), "--state, --tenant, --table")
     job_show.print_problems(_find_table_problems(jobs, all_jobs))

@@ -65,7 +65,7 @@ def _describe_difference(jobs: Jobs, request: JobRequest) -> str:
 def _list_existing_jobs(jobs: Jobs, request: JobRequest) -> Iterator[tuple[str, JobSpec]]:
     """The existing jobs that the wish names, each with the start of a sentence about it."""
     name, all_tenants = request.job, request.tenant == ALL_TENANTS
-    if all_tenants and name in (templates := jobs.list_templates()):
+    if all_tenants and name in (templates := jobs.list_standing()):
         yield "for later tenants it already exists, ", templates[name]
     for job in jobs.deployment.log.list_jobs(
         tenant=None if all_tenants else request.tenant, name=name

@@ -79,7 +79,7 @@ def print_status(
         print_facts(facts)
 
 
-def count_states(job_list: Sequence[Job], standing: int = 0) -> None:
+def print_job_counts(job_list: Sequence[Job], standing: int = 0) -> None:
     """Print how many jobs there are, by state, how many of them are paused, and how many standing
     registrations are listed with them.
     """

@@ -21,7 +21,7 @@ from iscp_dagster.model.specs import (
     TriggerSpec,
     parse_json_object,
 )
-from iscp_dagster.planning.triggers.loading import BUILT_IN, schedule_settings
+from iscp_dagster.planning.triggers.loading import BUILT_IN, list_schedule_settings
 from iscp_dagster.planning.triggers.periodic import INTERVAL, SHARE
 
 if TYPE_CHECKING:
@@ -58,7 +58,7 @@ def build_spec_update(
     """
     schedule_options = {INTERVAL: interval, SHARE: share}
     schedule = {name: value for name, value in schedule_options.items() if value is not None}
-    needless = trigger is not None and trigger in BUILT_IN and not schedule_settings(trigger)
+    needless = trigger is not None and trigger in BUILT_IN and not list_schedule_settings(trigger)
     return SpecUpdate(
         job_type=trigger,
         schedule=schedule if schedule or needless else None,

@@ -9,7 +9,7 @@ from iscp_dagster.api.jobs import Jobs
 from iscp_dagster.api.names import format_title
 from iscp_dagster.cli.jobs.specs import complete_schedule
 from iscp_dagster.cli.parts.counting import count_nouns
-from iscp_dagster.joblog.results import Interruption
+from iscp_dagster.joblog.results import SpecUpdateResult
 from iscp_dagster.joblog.updates import SpecUpdate
 from iscp_dagster.model.jobs import JobID
 
@@ -20,7 +20,7 @@ class UpdateResult:
 
     tenant: str
     job: JobID
-    interruption: Interruption
+    outcome: SpecUpdateResult
     respecified: bool
     """Whether any spec changed."""
     interrupt: bool
@@ -32,21 +32,21 @@ class UpdateResult:
 
     def to_json(self) -> dict[str, Any]:
         """What changed; with --interrupt, also how many jobs were interrupted."""
-        interrupted = {"interrupted": len(self.interruption.keys)} if self.interrupt else {}
-        changed = self.interruption.changed or bool(self.interruption.keys)
+        interrupted = {"interrupted": len(self.outcome.keys)} if self.interrupt else {}
+        changed = self.outcome.changed or bool(self.outcome.keys)
         return {"tenant": self.tenant, "job": str(self.job), "changed": changed, **interrupted}
 
     @property
     def _change_text(self) -> str:
         if self.respecified:
             return "updated"
-        if self.interruption.changed and not self.interruption.keys:
+        if self.outcome.changed and not self.outcome.keys:
             return "unchanged, planned again"
         return "unchanged"
 
     @property
     def _interruption_text(self) -> str:
-        number = len(self.interruption.keys)
+        number = len(self.outcome.keys)
         if not number:
             return "no iteration was under way"
         return f"{count_nouns(number, 'job')} interrupted"
@@ -61,7 +61,7 @@ def update_spec(
     return UpdateResult(
         tenant=tenant,
         job=job,
-        interruption=jobs.apply_spec_change(tenant, job, update, interrupt=interrupt),
+        outcome=jobs.apply_spec_change(tenant, job, update, interrupt=interrupt),
         respecified=any(update.apply_to(spec) != spec for spec in specs),
         interrupt=interrupt,
     )

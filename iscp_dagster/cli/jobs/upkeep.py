@@ -53,9 +53,9 @@ def collect(
     jobs = api.open_jobs(os.environ)
     garbage = maintenance.find_garbage(jobs.deployment, jobs.sources, timedelta(hours=keep_hours))
     if not dry_run:
-        maintenance.collect(jobs.deployment, jobs.sources, garbage)
+        maintenance.delete_garbage(jobs.deployment, jobs.sources, garbage)
     rows = [
-        {"tenant": expired.job.key.tenant, "job": str(expired.job.name), "drops": expired.drops}
+        {"tenant": expired.job.key.tenant, "job": str(expired.job.name), "drops": expired.scope}
         for expired in garbage
     ]
     if as_json:

@@ -47,7 +47,7 @@ class Barrier:
     tenants: Mapping[str, int] = field(default_factory=dict)
 
     @classmethod
-    def read(cls, name: str, expression: str) -> Barrier:
+    def parse(cls, name: str, expression: str) -> Barrier:
         """Read the barrier from an existing constraint."""
         names, epochs, floor = _CHECK.findall(expression)[-1]
         pairs = zip(names.split(","), map(int, epochs.split(",")), strict=True)
@@ -96,10 +96,10 @@ class Barrier:
 
 def build_epoch_settings(database: str, table: str, epoch: int = 0) -> dict[str, str]:
     """Return the setting that shows a statement's epoch; running statements are found by it."""
-    return {"log_comment": f"{log_comment_prefix(database, table)}{epoch}"}
+    return {"log_comment": f"{format_comment_prefix(database, table)}{epoch}"}
 
 
-def log_comment_prefix(database: str, table: str) -> str:
+def format_comment_prefix(database: str, table: str) -> str:
     """Return the prefix of the log comment of every statement on the table."""
     return f"iscp {database}.{table} "
 

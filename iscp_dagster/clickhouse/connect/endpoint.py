@@ -24,7 +24,7 @@ SCHEMES = ("http", "https")
 
 
 @dataclass(frozen=True, kw_only=True)
-class Endpoint:
+class ClickHouseEndpoint:
     """A ClickHouse HTTP interface. Its repr omits the password."""
 
     host: str
@@ -42,7 +42,7 @@ class Endpoint:
     """The database of index tables here; empty: the one in their source's name."""
 
     @classmethod
-    def parse(cls, url: str, **timeouts: float) -> Endpoint:
+    def parse(cls, url: str, **timeouts: float) -> ClickHouseEndpoint:
         """Read `http[s]://[user:password@]host[:port][/?database=NAME&insert_quorum=N]`.
 
         Raises ConfigError on anything else.
@@ -170,16 +170,16 @@ def split_urls(text: str) -> list[str]:
     return [url for url in re.split(r"[\s,]+(?=https?://)|\s+", text.strip()) if url]
 
 
-def parse_endpoints(url: str, urls: str = "", **timeouts: float) -> tuple[Endpoint, ...]:
+def parse_endpoints(url: str, urls: str = "", **timeouts: float) -> tuple[ClickHouseEndpoint, ...]:
     """Return the servers in CLICKHOUSE_URLS, in order, else the one in CLICKHOUSE_URL.
 
     Raises ConfigError if two of them are the same, or if CLICKHOUSE_URL is set but not the first.
     """
     endpoints = tuple(
-        Endpoint.parse(server_url, **timeouts) for server_url in split_urls(urls) or [url]
+        ClickHouseEndpoint.parse(server_url, **timeouts) for server_url in split_urls(urls) or [url]
     )
     _check_duplicates(endpoints)
-    first = Endpoint.parse(url, **timeouts) if url else endpoints[0]
+    first = ClickHouseEndpoint.parse(url, **timeouts) if url else endpoints[0]
     if first.address != endpoints[0].address:
         raise ConfigError(
             f"CLICKHOUSE_URL is {first.address}, but the first of CLICKHOUSE_URLS is "
@@ -188,7 +188,7 @@ def parse_endpoints(url: str, urls: str = "", **timeouts: float) -> tuple[Endpoi
     return endpoints
 
 
-def _check_duplicates(shards: Sequence[Endpoint]) -> None:
+def _check_duplicates(shards: Sequence[ClickHouseEndpoint]) -> None:
     servers = Counter(shard.server for shard in shards)
     counts = Counter((shard.server, shard.database) for shard in shards)
     for shard in shards:
@@ -222,6 +222,6 @@ def _parse_settings(query: str) -> dict[str, str]:
 
 
 @lru_cache(maxsize=64)
-def get_shared_client(endpoint: Endpoint) -> Client:
+def get_shared_client(endpoint: ClickHouseEndpoint) -> Client:
     """Return the one client per endpoint and process; Spark's Python workers are reused."""
     return endpoint.connect()

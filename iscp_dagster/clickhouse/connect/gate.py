@@ -6,8 +6,12 @@ import time
 from collections.abc import Callable, Collection
 from dataclasses import dataclass
 
-from iscp_dagster.clickhouse.connect.barrier import CONSTRAINT_PREFIX, Barrier, log_comment_prefix
-from iscp_dagster.clickhouse.connect.endpoint import Endpoint
+from iscp_dagster.clickhouse.connect.barrier import (
+    CONSTRAINT_PREFIX,
+    Barrier,
+    format_comment_prefix,
+)
+from iscp_dagster.clickhouse.connect.endpoint import ClickHouseEndpoint
 from iscp_dagster.clickhouse.connect.failures import ClickHouseBusyError, ClickHouseError
 from iscp_dagster.clickhouse.connect.quoting import quote_identifier, quote_string
 
@@ -19,7 +23,7 @@ RACES = 20
 LOOK_SECONDS = 0.1
 GRACE_SECONDS = 5.0
 """Seconds that a statement begun before the barrier was raised may take to end by itself."""
-ENDING = 60.0
+KILL_SECONDS = 60.0
 """Seconds that it may take to end once killed."""
 
 
@@ -27,7 +31,7 @@ ENDING = 60.0
 class TableBarrier:
     """The barrier of a table with its tenants in `column`. Every method may be repeated."""
 
-    endpoint: Endpoint
+    endpoint: ClickHouseEndpoint
     database: str
     table: str
     column: str | None
@@ -40,7 +44,7 @@ class TableBarrier:
         """
         return self._read_barrier().epoch
 
-    def shut_out(self, tenants: Collection[str]) -> int:
+    def reject_earlier_inserts(self, tenants: Collection[str]) -> int:
         """Reject inserts for these tenants that show an earlier epoch; return the new epoch.
 
         When it returns, no statement admitted earlier is running. The ALTER names the constraint
@@ -78,7 +82,7 @@ class TableBarrier:
                 "changed them. Rebuild an index with `iscp job rebuild --tenant '*'`; for a table "
                 "of dead letters, replay the letters and drop the table, and it is created again."
             )
-        return Barrier.read(*constraints[0])
+        return Barrier.parse(*constraints[0])
 
     def _replace_constraint(self, barrier: Barrier, raised: Barrier) -> None:
         name = quote_identifier(self.database, self.table)
@@ -99,7 +103,7 @@ class TableBarrier:
         ):
             ids = ", ".join(map(quote_string, sorted(running)))
             self.endpoint.get_client().command(f"KILL QUERY WHERE query_id IN ({ids}) ASYNC")
-        if not self._wait_for_end(running, ENDING):
+        if not self._wait_for_end(running, KILL_SECONDS):
             raise ClickHouseBusyError(
                 f"ClickHouse at {self.endpoint.address}: statements of an earlier run on "
                 f"{self.database}.{self.table} do not end ({', '.join(sorted(running))}), so its "
@@ -123,7 +127,7 @@ class TableBarrier:
             "SELECT query_id FROM system.processes "
             "WHERE startsWith(Settings['log_comment'], {told:String})"
         )
-        parameters = {"told": log_comment_prefix(self.database, self.table)}
+        parameters = {"told": format_comment_prefix(self.database, self.table)}
         with self.endpoint.translate_errors("list running statements"):
             rows = self.endpoint.get_client().query(query, parameters=parameters).result_rows
         ids = frozenset(str(id_) for (id_,) in rows)

@@ -97,7 +97,7 @@ class Vector(IndexKind):
     def check_stored(
         self, source: SourceTable, field: DeltaField, stored: StoredType, requested: str | None
     ) -> None:
-        if field.name == self.vector and stored.is_text:
+        if field.name == self.vector and stored.is_json_text:
             raise SchemaError(
                 f"Vector column {field.name!r} of {source.name!r} cannot be kept as JSON text: the "
                 "graph needs an array. Give nulls='empty' or 'refuse' for it."

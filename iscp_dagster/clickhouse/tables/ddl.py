@@ -20,7 +20,7 @@ from iscp_dagster.clickhouse.connect.barrier import Barrier
 from iscp_dagster.clickhouse.connect.engines import ALL_ROWS, render_replacing_engine
 from iscp_dagster.clickhouse.connect.quoting import quote_identifier, quote_string
 from iscp_dagster.clickhouse.kinds.kind import IndexKind, render_settings
-from iscp_dagster.clickhouse.tables.parts import check_parts
+from iscp_dagster.clickhouse.tables.parts import check_subcolumns
 from iscp_dagster.clickhouse.types import nulls
 from iscp_dagster.clickhouse.types.storage import StoredType, resolve_stored_type
 from iscp_dagster.clickhouse.types.type_parser import FLOATS
@@ -90,7 +90,7 @@ tenants write to it, or for one of a view's. MergeTree's default of 0 remembers 
 
 
 @dataclass(frozen=True, kw_only=True)
-class IndexTable:
+class IndexShape:
     """Names and DDL of one index of one source table with the given `fields`.
 
     `fields` are the source columns that the index carries. Raises SchemaError for a column with a
@@ -124,7 +124,7 @@ class IndexTable:
                 f"{unknown[0]!r}, which it does not carry; it carries: "
                 f"{', '.join(self.source_columns)}."
             )
-        nulls.check_null_columns(self.source, self.index, self.fields)
+        nulls.check_index_null_rules(self.source, self.index, self.fields)
 
     @property
     def view(self) -> str:
@@ -193,7 +193,7 @@ class IndexTable:
     def stored_types(self) -> dict[str, StoredType]:
         """How the user's columns are kept. Raises SchemaError if one cannot be kept."""
         stored = {field.name: self._resolve_stored_type(field) for field in self.fields}
-        check_parts(self.source.name, {name: column.type for name, column in stored.items()})
+        check_subcolumns(self.source.name, {name: column.type for name, column in stored.items()})
         return stored
 
     def get_column_types(self) -> Mapping[str, str]:

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 
 import pyarrow as pa
 
-from iscp_dagster.clickhouse.connect.endpoint import Endpoint
+from iscp_dagster.clickhouse.connect.endpoint import ClickHouseEndpoint
 from iscp_dagster.clickhouse.connect.engines import ALL_ROWS
 from iscp_dagster.clickhouse.connect.quoting import quote_identifier, quote_string
 from iscp_dagster.clickhouse.tables.staging import make_attempt_id
@@ -29,7 +29,7 @@ LEFT_OVER_HOURS = 24
 class FrameTable:
     """A table `database.name` in one ClickHouse, whose rows come as frames."""
 
-    endpoint: Endpoint
+    endpoint: ClickHouseEndpoint
     database: str
     name: str
     partition: str | None = None

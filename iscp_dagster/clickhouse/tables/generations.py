@@ -12,7 +12,7 @@ from importlib.metadata import version
 from typing import Any
 
 from iscp_dagster.clickhouse.connect.barrier import build_epoch_settings
-from iscp_dagster.clickhouse.connect.endpoint import Endpoint
+from iscp_dagster.clickhouse.connect.endpoint import ClickHouseEndpoint
 from iscp_dagster.clickhouse.connect.gate import TableBarrier
 from iscp_dagster.clickhouse.connect.portions import split_names
 from iscp_dagster.clickhouse.connect.quoting import quote_identifier, quote_string
@@ -29,7 +29,7 @@ _TABLE = re.compile(
 class IndexData:
     """The tables and views of the index `view` in `database`. Every method may be repeated."""
 
-    endpoint: Endpoint
+    endpoint: ClickHouseEndpoint
     database: str
     view: str
 
@@ -71,7 +71,7 @@ class IndexData:
         for table, generation in self.list_tables().items():
             served = _get_role(table) == "rows"
             if served:
-                self.get_barrier(table, column).shut_out(tenants)
+                self.get_barrier(table, column).reject_earlier_inserts(tenants)
             partitions = self._list_partitions(table, column, tenants)
             if served and partitions:
                 self._clear_partitions(table, generation, partitions)
@@ -237,7 +237,7 @@ def parse_generation(view: str, select: str) -> int:
     return int(match[1] or 0) if match else 0
 
 
-def find_unsettled_views(endpoint: Endpoint, database: str) -> frozenset[str]:
+def find_outdated_views(endpoint: ClickHouseEndpoint, database: str) -> frozenset[str]:
     """Return the views to look after.
 
     Another package version made them, or they have tables of generations not served.

@@ -12,12 +12,12 @@ import pyarrow as pa
 
 from iscp_dagster.clickhouse.connect import failures
 from iscp_dagster.clickhouse.connect.barrier import Barrier, Epochs, build_epoch_settings
-from iscp_dagster.clickhouse.connect.endpoint import Endpoint
+from iscp_dagster.clickhouse.connect.endpoint import ClickHouseEndpoint
 from iscp_dagster.clickhouse.connect.external import build_external_data
 from iscp_dagster.clickhouse.connect.gate import TableBarrier
 from iscp_dagster.clickhouse.connect.portions import split_names
 from iscp_dagster.clickhouse.connect.quoting import quote_identifier, quote_string
-from iscp_dagster.clickhouse.tables.ddl import SETTINGS, IndexTable
+from iscp_dagster.clickhouse.tables.ddl import SETTINGS, IndexShape
 from iscp_dagster.clickhouse.tables.generations import IndexData, parse_generation
 from iscp_dagster.clickhouse.tables.ownership import (
     ExistingTable,
@@ -45,8 +45,8 @@ from iscp_dagster.model.moment import HistoryStart, Moment
 class IndexStore:
     """The tables of `shape` at `endpoint`. Every method may be repeated."""
 
-    endpoint: Endpoint
-    shape: IndexTable
+    endpoint: ClickHouseEndpoint
+    shape: IndexShape
     attempt: str = "r00000000_00000000"
     """The attempt at building tenants, the only one to use its staging table."""
     epochs: Epochs = field(default_factory=Epochs)
@@ -58,7 +58,7 @@ class IndexStore:
         """The table where the attempt builds its tenants."""
         return self.shape.format_staging_name(self.attempt)
 
-    def target(self, *, staged: bool) -> Target:
+    def make_target(self, *, staged: bool) -> Target:
         """Return the table to write to: the served one, or the one that replaces its partitions."""
         shape = self.shape
         index = shape.index
@@ -118,7 +118,7 @@ class IndexStore:
 
     def ensure_views(self) -> None:
         """Create or replace the views that a user queries."""
-        for statement in self.shape.render_view_statements(self.list_lost_columns()):
+        for statement in self.shape.render_view_statements(self.list_dropped_columns()):
             self._run_statement(statement)
 
     def renew_views(self) -> bool:
@@ -154,7 +154,7 @@ class IndexStore:
             query = f"SELECT 1 FROM {self.shape.qualify_name(self.shape.rows)} LIMIT 1"
             return bool(self.endpoint.get_client().query(query).result_rows)
 
-    def list_lost_columns(self) -> list[str]:
+    def list_dropped_columns(self) -> list[str]:
         """Return the stored columns that the source no longer has."""
         types = self.shape.get_column_types()
         return [name for name in self._read_columns() if name not in types]
@@ -218,18 +218,20 @@ class IndexStore:
         """The gate that inserts into the served table must pass."""
         return self.data.get_barrier(self.shape.rows, self.shape.source.tenant)
 
-    def enter(self) -> IndexStore:
+    def refresh_epochs(self) -> IndexStore:
         """Return a copy with the barriers' current epochs; when, see `TableBarrier.read_epoch`."""
         letters = self._dead_letters.read_epoch() if self._keeps_dead_letters else 0
         return replace(self, epochs=Epochs(rows=self.barrier.read_epoch(), letters=letters))
 
-    def shut_out(self, tenants: Collection[str]) -> IndexStore:
+    def reject_earlier_inserts(self, tenants: Collection[str]) -> IndexStore:
         """Reject whatever was sent for these tenants so far; return a copy with the new epochs."""
         letters = 0
         if self._keeps_dead_letters:
             self._dead_letters.ensure()
-            letters = self._dead_letters.shut_out(self._index_name, tenants)
-        return replace(self, epochs=Epochs(rows=self.barrier.shut_out(tenants), letters=letters))
+            letters = self._dead_letters.reject_earlier_inserts(self._index_name, tenants)
+        return replace(
+            self, epochs=Epochs(rows=self.barrier.reject_earlier_inserts(tenants), letters=letters)
+        )
 
     def take_over(
         self, tenants: Collection[str], list_live_runs: Callable[[], Collection[str]]
@@ -240,7 +242,7 @@ class IndexStore:
         `alive` returns the runs that work on the index for other tenants. The caller holds the
         tenants' claims. Raises IscpError.
         """
-        store = self.shut_out(tenants)
+        store = self.reject_earlier_inserts(tenants)
         staged = [table for table in self.data.list_staging_tables() if table != self.staging]
         leftovers = find_leftover_tables(staged, list_live_runs()) if staged else []
         for table in staged:
@@ -251,7 +253,7 @@ class IndexStore:
                     self._alter_partitions(table, "DROP PARTITION", portion)
         return store
 
-    def stage(self) -> None:
+    def create_staging_table(self) -> None:
         """Create the table in which the attempt builds its tenants."""
         self._run_statement(self.shape.render_staging_table(self.attempt))
 
@@ -262,9 +264,11 @@ class IndexStore:
     def clear_letters(self, registrations: Mapping[str, int], *, version: int) -> None:
         """Delete the dead letters of an earlier attempt at building these tenants' jobs."""
         if self._keeps_dead_letters:
-            self._dead_letters.drop_staged(self.target(staged=True), registrations, version=version)
+            self._dead_letters.drop_staged(
+                self.make_target(staged=True), registrations, version=version
+            )
 
-    def set_aside(
+    def write_range_letters(
         self,
         errors: Mapping[str, IscpError],
         *,
@@ -272,7 +276,7 @@ class IndexStore:
         range_: Range,
     ) -> None:
         """Write a dead letter for each tenant whose range may be there only in part. Idempotent."""
-        target = self.target(staged=False)
+        target = self.make_target(staged=False)
         self._dead_letters.write_range(target, errors, registrations=registrations, range_=range_)
 
     def replace(
@@ -298,10 +302,14 @@ class IndexStore:
             self.ensure_views()
         if self._keeps_dead_letters:
             rebuilt = {tenant: registrations[tenant] for tenant in rows if tenant not in refused}
-            self._dead_letters.drop_older(self.target(staged=False), rebuilt, version=version)
+            self._dead_letters.drop_earlier_builds(
+                self.make_target(staged=False), rebuilt, version=version
+            )
         return refused
 
-    def begin(self, tenants: Collection[str], at: Moment, gap: Sequence[str] = ()) -> None:
+    def stage_history_starts(
+        self, tenants: Collection[str], at: Moment, gap: Sequence[str] = ()
+    ) -> None:
         """Mark the staged tenants' histories as beginning at a commit, after a `gap` if any.
 
         The marks are put in place with the rows: a tenant without rows has one, too.

@@ -8,8 +8,8 @@ from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Any
 
-from iscp_dagster.clickhouse.connect.endpoint import Endpoint
-from iscp_dagster.clickhouse.tables.ddl import OWNER, IndexTable, format_table_name
+from iscp_dagster.clickhouse.connect.endpoint import ClickHouseEndpoint
+from iscp_dagster.clickhouse.tables.ddl import OWNER, IndexShape, format_table_name
 from iscp_dagster.clickhouse.tables.generations import is_table_of
 from iscp_dagster.model.errors import SchemaError
 
@@ -42,7 +42,9 @@ class ExistingTable:
         return {}
 
 
-def find_existing_tables(endpoint: Endpoint, shape: IndexTable) -> dict[str, ExistingTable]:
+def find_existing_tables(
+    endpoint: ClickHouseEndpoint, shape: IndexShape
+) -> dict[str, ExistingTable]:
     """Return what exists under names of the index's views and tables, in any generation."""
     views = list(shape.views)
     heads = [format_table_name(shape.view, role, 0) for role in ("rows", "staging")]
@@ -60,7 +62,7 @@ def find_existing_tables(endpoint: Endpoint, shape: IndexTable) -> dict[str, Exi
     return {row["name"]: _build_existing(row) for row in matching}
 
 
-def read_definition(endpoint: Endpoint, shape: IndexTable) -> dict[str, Any]:
+def read_definition(endpoint: ClickHouseEndpoint, shape: IndexShape) -> dict[str, Any]:
     """Return the definition that the index's table was made from; empty without a table."""
     query = (
         "SELECT comment FROM system.tables "
@@ -78,7 +80,7 @@ def _build_existing(row: Mapping[str, Any]) -> ExistingTable:
     return ExistingTable(**{**row, "columns": columns})
 
 
-def check_owned(shape: IndexTable, existing: dict[str, ExistingTable]) -> None:
+def check_owned(shape: IndexShape, existing: dict[str, ExistingTable]) -> None:
     """Reject tables and views that are not the index's own. Raises SchemaError."""
     for name, table in existing.items():
         owner = table.definition.get(OWNER)

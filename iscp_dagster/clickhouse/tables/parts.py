@@ -12,7 +12,7 @@ NULL = "null"
 _OF_A_MAP = ("keys", "values")
 
 
-def check_parts(table: str, types: Mapping[str, ClickHouseType]) -> None:
+def check_subcolumns(table: str, types: Mapping[str, ClickHouseType]) -> None:
     """Reject columns that share the name of a part, and names that ClickHouse reserves.
 
     Raises SchemaError, which names them.

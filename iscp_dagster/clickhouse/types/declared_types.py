@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from iscp_dagster.clickhouse.types.cells import CELLS
-from iscp_dagster.clickhouse.types.nulls import check_nulls
+from iscp_dagster.clickhouse.types.nulls import check_null_rules
 from iscp_dagster.clickhouse.types.storage import DYNAMIC_TYPES
 from iscp_dagster.clickhouse.types.type_parser import GEO, ClickHouseType, TypeTextError, parse_type
 from iscp_dagster.model.declared.tables import Index, SourceTable
@@ -21,7 +21,7 @@ KNOWN_TYPES = frozenset(
 
 def check_types(source: SourceTable, index: Index) -> None:
     """Reject a type that no column could be kept as, and unknown `nulls`. Raises ConfigError."""
-    check_nulls(source, index)
+    check_null_rules(source, index)
     for column, requested in index.types.items():
         try:
             unknown = [

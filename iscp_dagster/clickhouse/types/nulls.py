@@ -52,7 +52,7 @@ def list_null_rules(source: SourceTable, index: Index) -> dict[str, str]:
     return exceptions | ({} if others == EMPTY else {"*": others})
 
 
-def check_null_columns(source: SourceTable, index: Index, fields: Sequence[DeltaField]) -> None:
+def check_index_null_rules(source: SourceTable, index: Index, fields: Sequence[DeltaField]) -> None:
     """Reject an index's rules for columns that need none or are missing, and taken flag names.
 
     Raises SchemaError. A table's rules may name columns that the index does not carry.
@@ -69,7 +69,7 @@ def check_null_columns(source: SourceTable, index: Index, fields: Sequence[Delta
             )
 
 
-def check_table_nulls(source: SourceTable, fields: Sequence[DeltaField]) -> None:
+def check_table_null_rules(source: SourceTable, fields: Sequence[DeltaField]) -> None:
     """Reject a table's rules for columns that need none or are not in its `fields`.
 
     Raises SchemaError.
@@ -94,7 +94,7 @@ def _check_columns(
             )
 
 
-def check_nulls(source: SourceTable, index: Index) -> None:
+def check_null_rules(source: SourceTable, index: Index) -> None:
     """Reject unknown rules, and rules for columns left out. Raises ConfigError."""
     for column in index.nulls if isinstance(index.nulls, Mapping) else ():
         carried = {*(index.columns or (column,)), *index.needed_columns}

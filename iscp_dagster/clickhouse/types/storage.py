@@ -51,14 +51,14 @@ class StoredType:
         return can_hold_null(self.type)
 
     @property
-    def is_text(self) -> bool:
+    def is_json_text(self) -> bool:
         """Whether an array, map or struct is kept as JSON text."""
         return self.nulls == JSON and is_composite(self.source)
 
     @property
     def is_composite(self) -> bool:
         """Whether it is kept as an array, a map or a tuple."""
-        return is_composite(self.source) and not self.is_text
+        return is_composite(self.source) and not self.is_json_text
 
     @property
     def fills_nulls(self) -> bool:

@@ -28,15 +28,15 @@ MAPPED, EMBEDDED = b"\0" * 10 + b"\xff\xff", b"\0" * 12
 
 
 def fit_ipv6(values: pa.Array, _: ClickHouseType) -> pa.Array:
-    return _check_each(values, is_ipv6)
+    return _check_each(values, is_canonical_ipv6)
 
 
 def fit_json_objects(values: pa.Array, _: ClickHouseType) -> pa.Array:
     """Check that the texts are objects that the type JSON holds; see `is_json`."""
-    return _check_each(values, is_json)
+    return _check_each(values, is_lossless_json)
 
 
-def is_ipv6(text: str) -> bool:
+def is_canonical_ipv6(text: str) -> bool:
     """Whether the text is an address in the form that RFC 5952 recommends."""
     try:
         packed = IPv6Address(text).packed
@@ -54,7 +54,7 @@ def format_ipv6(packed: bytes) -> str:
     return str(IPv6Address(packed))
 
 
-def is_json(text: str) -> bool:
+def is_lossless_json(text: str) -> bool:
     """Whether the type JSON returns the same object.
 
     It has no null members, no empty objects and no arrays of only nulls, takes `.` in a name for

@@ -108,7 +108,7 @@ class _TokenReader:
         self.at = match.end() if match else len(self.written)
         return token or ("", "")
 
-    def take_mark(self, punctuation: str) -> bool:
+    def take_punctuation(self, punctuation: str) -> bool:
         """Take `mark` if it is ahead; return whether it was."""
         return self.ahead == ("mark", punctuation) and bool(self.take())
 
@@ -125,11 +125,11 @@ class _TokenReader:
 def _parse_tokens(tokens: _TokenReader) -> ClickHouseType:
     name = tokens.take_expected("word", "a type's name")
     type_ = ClickHouseType(name=name)
-    if not tokens.take_mark("("):
+    if not tokens.take_punctuation("("):
         return _normalize_type(type_)
-    while not tokens.take_mark(")"):
+    while not tokens.take_punctuation(")"):
         type_ = _add_argument(type_, tokens)
-        if not tokens.take_mark(",") and tokens.ahead != ("mark", ")"):
+        if not tokens.take_punctuation(",") and tokens.ahead != ("mark", ")"):
             raise tokens.make_error("',' or ')'")
     return _normalize_type(type_)
 
@@ -144,7 +144,7 @@ def _add_argument(type_: ClickHouseType, tokens: _TokenReader) -> ClickHouseType
         return _add_text(type_, _unquote_text(written), tokens)
     if type_.name in {"JSON", "Dynamic"}:
         option = tokens.take_expected("word", "an option's name")
-        if not tokens.take_mark("="):
+        if not tokens.take_punctuation("="):
             raise tokens.make_error("'='")
         value = int(tokens.take_expected("number", "a number"))
         return replace(type_, options=(*type_.options, (option, value)))
@@ -156,7 +156,7 @@ def _add_text(type_: ClickHouseType, value: str, tokens: _TokenReader) -> ClickH
         return replace(type_, zone=value)
     numbers = type_.numbers
     number = numbers[-1] + 1 if numbers else 1
-    if tokens.take_mark("="):
+    if tokens.take_punctuation("="):
         number = int(tokens.take_expected("number", "a number"))
     return replace(type_, names=(*type_.names, value), numbers=(*numbers, number))
 

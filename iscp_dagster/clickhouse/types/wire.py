@@ -47,7 +47,7 @@ def make_filler(stored: StoredType) -> Any:
     """Return a value of the source's type that is held, as filler for a deleted row."""
     if stored.can_hold_null:
         return None
-    if stored.is_text or isinstance(stored.source, Array | Map):
+    if stored.is_json_text or isinstance(stored.source, Array | Map):
         return []
     if isinstance(stored.source, Struct):
         fields = stored.source.fields
@@ -81,7 +81,7 @@ def decode_rows(table: pa.Table, schema: pa.Schema) -> pa.Table:
 
 
 def _get_read_type(stored: StoredType) -> ClickHouseType:
-    if stored.is_text:
+    if stored.is_json_text:
         return stored.type
     members = stored.members
     if isinstance(stored.source, Array | Map):
@@ -125,13 +125,13 @@ def needs_respelling(stored: StoredType) -> bool:
     """Whether ClickHouse may return the column, or a part of it, written differently."""
     if stored.is_composite:
         return stored.fills_nulls or any(map(needs_respelling, stored.members))
-    if stored.is_text:
+    if stored.is_json_text:
         return True
     return stored.leaf[0].respell is not None and not stored.verbatim
 
 
 def _respell_values(values: pa.Array, stored: StoredType) -> pa.Array:
-    if stored.is_text:
+    if stored.is_json_text:
         # A value without a JSON text is in no index, so it is not compared.
         return to_json_texts_or_null(values, stored.source)
     if stored.is_composite:
@@ -144,7 +144,7 @@ def _encode_values(values: pa.Array, stored: StoredType) -> pa.Array:
     values = _fill_nulls(values, stored)
     if values.null_count and not stored.can_hold_null:
         raise Misfit(f"{stored.type} {NO_NULL}")
-    if stored.is_text:
+    if stored.is_json_text:
         return to_json_texts(values, stored.source)
     if stored.is_composite:
         return _map_parts(values, stored, _encode_values)

@@ -13,7 +13,7 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from iscp_dagster.clickhouse.connect.endpoint import Endpoint
+from iscp_dagster.clickhouse.connect.endpoint import ClickHouseEndpoint
 from iscp_dagster.clickhouse.connect.external import build_external_data
 from iscp_dagster.clickhouse.connect.quoting import quote_identifier
 from iscp_dagster.clickhouse.write.conversion import fit_keys
@@ -30,7 +30,7 @@ _TABLE = "fresh"
 
 
 def refuse_twins(
-    endpoint: Endpoint | None, target: Target | None, chunk: pa.Table, since: int | None
+    endpoint: ClickHouseEndpoint | None, target: Target | None, chunk: pa.Table, since: int | None
 ) -> None:
     """Reject a chunk of changes that inserts a key which already exists; writes nothing.
 
@@ -62,7 +62,7 @@ def _describe_unclear(target: Target | None, row: Mapping[str, Any]) -> str:
 
 
 def _find_served_keys(
-    endpoint: Endpoint, target: Target, fresh: pa.Table, since: int
+    endpoint: ClickHouseEndpoint, target: Target, fresh: pa.Table, since: int
 ) -> list[dict[str, Any]]:
     """Return at most one of the keys that `target` served at version `since`."""
     keys = fit_keys(target, fresh.select(list(target.identity)).drop_null())
@@ -99,7 +99,7 @@ def _build_key_table(target: Target, keys: pa.Table) -> Any:
     return build_external_data(_TABLE, numbered, target.identity.values())
 
 
-def refuse_replaced(chunk: pa.Table) -> None:
+def refuse_replacement_chars(chunk: pa.Table) -> None:
     """Reject a chunk of changes that may have lost bytes. Raises FeedGoneError."""
     for name in chunk.schema.names:
         for values in chunk[name].chunks:

@@ -15,7 +15,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from iscp_dagster.clickhouse.connect.barrier import build_epoch_settings
-from iscp_dagster.clickhouse.connect.endpoint import Endpoint
+from iscp_dagster.clickhouse.connect.endpoint import ClickHouseEndpoint
 from iscp_dagster.clickhouse.connect.failures import OvertakenError, RefusedRowsError
 from iscp_dagster.clickhouse.connect.quoting import quote_identifier
 from iscp_dagster.clickhouse.types.formatting import format_row
@@ -59,7 +59,7 @@ TENANT_ERRORS = (
 class _ChunkName:
     """The tenants that a chunk's tokens name, and how many of their chunks came before it."""
 
-    owners: frozenset[str]
+    tenants: frozenset[str]
     number: int
 
 
@@ -71,7 +71,7 @@ class IndexConsumer:
     Spark can ship it.
     """
 
-    endpoint: Endpoint
+    endpoint: ClickHouseEndpoint
     target: Target
     placement: Placement | None = None
     """Selects the rows that are the target's; None: all."""
@@ -90,7 +90,7 @@ class IndexConsumer:
         """Write all chunks. Raises IscpError if rows do not fit or ClickHouse refuses them."""
         numbers = Counter[frozenset[str]]()
         while (chunk := retriever.read_marked_rows()) is not None:
-            tenants = self._list_owners(retriever, chunk)
+            tenants = self._list_token_tenants(retriever, chunk)
             chunk_name = _ChunkName(tenants, numbers[tenants])
             write = partial(self._write_piece, retriever, chunk_name)
             refusals: list[Refusal] = []
@@ -101,7 +101,7 @@ class IndexConsumer:
             self._write_dead_letters(retriever, write, refusals, chunk_name.number)
             numbers[tenants] += 1
 
-    def _list_owners(self, retriever: DataRetriever, chunk: pa.Table) -> frozenset[str]:
+    def _list_token_tenants(self, retriever: DataRetriever, chunk: pa.Table) -> frozenset[str]:
         """Return the tenants that the chunk's tokens name: without a key, only the rows' own.
 
         So its tokens stay the same, whatever other tenants take part.
@@ -122,7 +122,7 @@ class IndexConsumer:
 
         def write_some(part: pa.Table) -> list[Refusal]:
             if self.target.keeps_dead_letters:
-                return list(isolate_refusals(write, part, start))
+                return list(write_and_yield_refusals(write, part, start))
             write(part, start)
             return []
 
@@ -150,7 +150,7 @@ class IndexConsumer:
             write(rows, start)
         except RefusedRowsError:
             deleted = []
-            for refused in isolate_refusals(write, rows, start) if self.target.keys else ():
+            for refused in write_and_yield_refusals(write, rows, start) if self.target.keys else ():
                 if not refused.row[self.target.deleted_column][0].as_py():
                     raise _make_stop_error(self.target, refused) from None
                 deleted.append(refused.row)
@@ -254,8 +254,8 @@ class IndexConsumer:
         staged = retriever.data_type is DataType.SNAPSHOT
         content = "" if staged else hash_rows(rows)
         return make_chunk_token(
-            min(retriever.registrations[tenant] for tenant in chunk_name.owners),
-            chunk_name.owners,
+            min(retriever.registrations[tenant] for tenant in chunk_name.tenants),
+            chunk_name.tenants,
             retriever.range,
             partition_no=retriever.task,
             chunk_no=chunk_name.number,
@@ -274,7 +274,7 @@ def _mark_deleted(rows: pa.Table, identity: Collection[str]) -> pa.Table:
 
 
 def insert_fitted_rows(
-    endpoint: Endpoint,
+    endpoint: ClickHouseEndpoint,
     target: Target,
     rows: pa.Table,
     token: str,
@@ -293,7 +293,7 @@ def insert_fitted_rows(
     )
 
 
-def isolate_refusals(write: Write, rows: pa.Table, start: int = 0) -> Iterator[Refusal]:
+def write_and_yield_refusals(write: Write, rows: pa.Table, start: int = 0) -> Iterator[Refusal]:
     """Write the rows; find the refused ones by halving, and yield them.
 
     Raises TooManyRefusedError once there are more than a person could look at.

@@ -12,7 +12,7 @@ import pyarrow as pa
 from tenacity import RetryCallState, Retrying, retry_if_exception, wait_exponential
 
 from iscp_dagster.clickhouse.connect.barrier import build_epoch_settings
-from iscp_dagster.clickhouse.connect.endpoint import Endpoint, get_shared_client
+from iscp_dagster.clickhouse.connect.endpoint import ClickHouseEndpoint, get_shared_client
 from iscp_dagster.clickhouse.connect.failures import TooManyPartsError
 from iscp_dagster.clickhouse.connect.quoting import quote_identifier
 from iscp_dagster.model.errors import FeedGoneError, FenceError, IscpError
@@ -64,7 +64,7 @@ def _get_insert_lock(server: str) -> Lock:
 
 
 def insert(
-    endpoint: Endpoint,
+    endpoint: ClickHouseEndpoint,
     database: str,
     table: str,
     rows: pa.Table,
@@ -122,7 +122,7 @@ def _send_rows(
 
 
 @lru_cache(maxsize=64)
-def _read_insert_settings(endpoint: Endpoint) -> dict[str, Any]:
+def _read_insert_settings(endpoint: ClickHouseEndpoint) -> dict[str, Any]:
     # The user's profile may truncate the client's own list of server settings.
     query = "SELECT count() FROM system.settings WHERE name = {name:String}"
     ((supported,),) = endpoint.get_client().query(query, {"name": _SINCE_26}).result_rows

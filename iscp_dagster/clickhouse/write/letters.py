@@ -21,7 +21,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from iscp_dagster.clickhouse.connect.barrier import Barrier
-from iscp_dagster.clickhouse.connect.endpoint import Endpoint
+from iscp_dagster.clickhouse.connect.endpoint import ClickHouseEndpoint
 from iscp_dagster.clickhouse.connect.engines import render_replacing_engine
 from iscp_dagster.clickhouse.connect.gate import TableBarrier
 from iscp_dagster.clickhouse.connect.portions import split_names
@@ -112,7 +112,7 @@ class DeadLetters:
     read. So neither changes what was written later, however late it lands.
     """
 
-    endpoint: Endpoint
+    endpoint: ClickHouseEndpoint
     database: str
     sleep: Callable[[float], None] = time.sleep
     clock: Clock = get_utc_now
@@ -133,9 +133,11 @@ class DeadLetters:
         """Return the epoch that a letter must show; see `TableBarrier.read_epoch`."""
         return self._barrier.read_epoch()
 
-    def shut_out(self, index: str, tenants: Collection[str]) -> int:
+    def reject_earlier_inserts(self, index: str, tenants: Collection[str]) -> int:
         """Reject these tenants' letters that show an earlier epoch; return the new epoch."""
-        return self._barrier.shut_out([_format_owner(index, tenant) for tenant in tenants])
+        return self._barrier.reject_earlier_inserts(
+            [_format_owner(index, tenant) for tenant in tenants]
+        )
 
     def write(
         self,
@@ -275,12 +277,14 @@ class DeadLetters:
         """Delete tenants' letters, and reject those in flight; `index` as in `DeadLetter.index`."""
         if not self._has_table():
             return
-        epoch = self.shut_out(index, tenants)
+        epoch = self.reject_earlier_inserts(index, tenants)
         for portion in split_names(sorted(tenants)):
             condition = "index = {index:String} AND tenant IN {tenants:Array(String)}"
             self._delete_where(condition, epoch, index=index, tenants=portion)
 
-    def drop_older(self, target: Target, registrations: Mapping[str, int], *, version: int) -> None:
+    def drop_earlier_builds(
+        self, target: Target, registrations: Mapping[str, int], *, version: int
+    ) -> None:
         """Delete letters of tenants that were rebuilt, except rows that these builds refused.
 
         `registrations` has their jobs' registrations, by tenant.

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 
 import pyarrow as pa
 
-from iscp_dagster.clickhouse.connect.endpoint import Endpoint
+from iscp_dagster.clickhouse.connect.endpoint import ClickHouseEndpoint
 from iscp_dagster.clickhouse.connect.external import build_external_data
 from iscp_dagster.clickhouse.connect.quoting import quote_identifier
 from iscp_dagster.clickhouse.types.storage import StoredType
@@ -29,7 +29,7 @@ class Placement:
     A row whose key is null, or cannot be held, has no hash: it goes to the first shard.
     """
 
-    endpoint: Endpoint
+    endpoint: ClickHouseEndpoint
     name: str
     """The index's name, for messages."""
     sharding: Sharding

@@ -41,7 +41,7 @@ class Probe(NamedTuple):
     """A file and the partition of its rows; None where the log does not give the partition."""
 
     path: str
-    place: PartitionValues | None
+    partition: PartitionValues | None
 
 
 class FeedFile(NamedTuple):
@@ -51,9 +51,9 @@ class FeedFile(NamedTuple):
     whose rows were deleted.
     """
 
-    kind: str
+    action: str
     path: str
-    place: PartitionValues
+    partition: PartitionValues
     bytes: int = 0
     """0 where the log does not say."""
     rows: int | None = None
@@ -126,7 +126,7 @@ def _parse_actions(version: int, content: bytes) -> Commit:
         in_commit_micros=_to_micros(info.get("inCommitTimestamp")),
         operation=str(info.get("operation", "")),
         changed=_sum_volumes(data),
-        rewritten=_list_taken_partitions(data),
+        rewritten=_list_rewritten_partitions(data),
         probes=tuple(_list_probes(action for _, action in data[:MAX_PROBES])),
         feed=_list_feed_files(data),
         metadata=next(map(_parse_metadata, actions["metaData"]), None),
@@ -195,7 +195,7 @@ def _parse_row_count(action: Mapping[str, Any]) -> int | None:
     return int(match[1]) if match else None
 
 
-def _list_taken_partitions(
+def _list_rewritten_partitions(
     data: Iterable[tuple[str, dict[str, Any]]],
 ) -> frozenset[PartitionValues] | None:
     all_partitions = [_get_partition(action) for kind, action in data if kind != "add"]

@@ -34,7 +34,7 @@ class CommitLog:
     def read_commit(self, version: int) -> Commit | None:
         """What the version did; None when the log no longer holds it."""
         if version not in self._commits:
-            content = self.files.read(commit_name(version))
+            content = self.files.read(format_commit_name(version))
             if content is None:
                 return None
             self._commits[version] = parse_commit(version, content)
@@ -58,7 +58,7 @@ class CommitLog:
 
     def read_mark_and_moment(self, version: int) -> tuple[FileMark, Moment]:
         """The mark of the commit's file, see `mark`, and the commit's moment."""
-        mark, commit = self.mark(version), self.read_commit(version)
+        mark, commit = self.read_mark(version), self.read_commit(version)
         stamped = None if commit is None else commit.in_commit_micros
         micros = self._compute_file_micros(version, mark) if stamped is None else stamped
         moment = Moment(version, micros)
@@ -72,7 +72,7 @@ class CommitLog:
         Raises NoTableError when there is no log.
         """
         for version in range(start + 1, start + 1 + MAX_STEPS) if start is not None else ():
-            if self.files.mark(commit_name(version)) is None:
+            if self.files.read_mark(format_commit_name(version)) is None:
                 return version - 1
         versions = parse_versions(self.files.list_names())
         if not versions:
@@ -82,15 +82,15 @@ class CommitLog:
             )
         return max(versions)
 
-    def mark(self, version: int) -> FileMark:
+    def read_mark(self, version: int) -> FileMark:
         """The mark of the commit's file, or of its remaining checkpoint. Raises FeedGoneError."""
-        mark = self.files.mark(commit_name(version))
+        mark = self.files.read_mark(format_commit_name(version))
         if mark is not None:
             return mark
         names = sorted(self.files.list_names())
         checkpoint = f"{version:020d}.checkpoint"
         for name in (name for name in names if name.startswith(checkpoint)):
-            mark = self.files.mark(f"{LOG_FOLDER}/{name}")
+            mark = self.files.read_mark(f"{LOG_FOLDER}/{name}")
             if mark is not None:
                 return mark
         oldest = min(parse_versions(names), default="none")
@@ -103,7 +103,7 @@ class CommitLog:
         """The file's time, moved up where needed to be later than those of earlier commits."""
         micros = mark.micros
         for earlier in range(version - 1, max(version - MAX_STEPS, -1), -1):
-            earlier_mark = self.files.mark(commit_name(earlier))
+            earlier_mark = self.files.read_mark(format_commit_name(earlier))
             least = earlier_mark.micros + (version - earlier) * MILLISECOND if earlier_mark else 0
             if least <= micros:
                 break
@@ -111,7 +111,7 @@ class CommitLog:
         return micros
 
 
-def commit_name(version: int) -> str:
+def format_commit_name(version: int) -> str:
     """The commit's file, relative to the table's folder."""
     return f"{LOG_FOLDER}/{version:020d}.json"
 

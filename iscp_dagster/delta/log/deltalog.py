@@ -15,7 +15,7 @@ from operator import itemgetter
 
 from iscp_dagster.delta.log.columns import VisibleColumns, get_visible_columns
 from iscp_dagster.delta.log.commit import FEED_PROPERTY, Commit, FeedFile, PartitionValues, Volume
-from iscp_dagster.delta.log.commits import CommitLog, commit_name
+from iscp_dagster.delta.log.commits import CommitLog, format_commit_name
 from iscp_dagster.delta.log.facts import (
     VECTORS,
     DataFile,
@@ -24,7 +24,7 @@ from iscp_dagster.delta.log.facts import (
     TenantSize,
     parse_tenant,
 )
-from iscp_dagster.delta.log.files import LogFiles, log_files, to_spark_path
+from iscp_dagster.delta.log.files import LogFiles, open_log_files, to_spark_path
 from iscp_dagster.delta.log.mark import LogMark
 from iscp_dagster.model.declared.schema import parse_stored_columns
 from iscp_dagster.model.declared.tables import DEFAULT_TENANT
@@ -33,8 +33,8 @@ from iscp_dagster.model.moment import START, Moment
 from iscp_dagster.spark.quoting import quote_identifier
 
 MAX_FACTS_HELD = 8
-MAX_CARRIED = 1_000
-STANDS_SECONDS = 60.0
+MAX_DERIVED_VERSIONS = 1_000
+MARK_CHECK_SECONDS = 60.0
 """In an object store, between two checks that the last commit is still the same file."""
 LATEST_SECONDS = 1.0
 """In an object store, how long `get_latest_moment` reuses what it found."""
@@ -69,7 +69,7 @@ class DeltaLog:
     _polled_at: float = field(default=float("-inf"), init=False, repr=False)
 
     def __post_init__(self) -> None:
-        self.files = log_files(self.location, dict(self.options))
+        self.files = open_log_files(self.location, dict(self.options))
         self.log = CommitLog(self.location, self.files)
 
     def poll(self, prior: LogMark | None = None) -> LogMark:
@@ -147,7 +147,7 @@ class DeltaLog:
 
     def has_commit(self, version: int) -> bool:
         """Whether the commit's file is still there."""
-        return self.files.mark(commit_name(version)) is not None
+        return self.files.read_mark(format_commit_name(version)) is not None
 
     def can_open(self, version: int) -> bool:
         """Whether the log still describes the table as of `version`: its cleanup ends that."""
@@ -159,9 +159,9 @@ class DeltaLog:
 
     def can_continue_from(self, mark: LogMark) -> bool:
         """Whether the log continues from the mark's commit; True if that was cleaned up since."""
-        name = commit_name(mark.moment.version)
+        name = format_commit_name(mark.moment.version)
         return self._is_mark_valid(mark) or (
-            mark.moment < self.get_latest_moment() and self.files.mark(name) is None
+            mark.moment < self.get_latest_moment() and self.files.read_mark(name) is None
         )
 
     def read_commits(self, after: int, upto: int) -> Iterator[Commit | None]:
@@ -250,16 +250,16 @@ class DeltaLog:
                 return False
         return True
 
-    def list_opened_files(self, version: int) -> list[tuple[str | None, str]]:
+    def list_probes(self, version: int) -> list[tuple[str | None, str]]:
         """(tenant or None for all, path) of the first files that readers of the commit's feed open.
 
         Empty for a commit that the log no longer holds.
         """
         column, commit = self._get_physical_tenant(version), self.log.read_commit(version)
         probes = () if commit is None else commit.probes
-        return [(_get_reading_tenant(probe.place, column), probe.path) for probe in probes]
+        return [(_get_reading_tenant(probe.partition, column), probe.path) for probe in probes]
 
-    def feed_files(
+    def list_feed_files(
         self, after: int, upto: int, tenants: Collection[str]
     ) -> list[tuple[int, FeedFile]] | None:
         """(version, file) of every file in these tenants' feed of (after, upto].
@@ -272,13 +272,13 @@ class DeltaLog:
         for commit in self.read_commits(after, upto):
             if commit is None or commit.feed is None:
                 return None
-            differs = differs or any(dict(file.place).keys() != names for file in commit.feed)
+            differs = differs or any(dict(file.partition).keys() != names for file in commit.feed)
             if differs and commit.metadata is not None:
                 return None
             files += [
                 (commit.version, file)
                 for file in commit.feed
-                if _has_rows_of(file.place, column, tenants)
+                if _has_rows_of(file.partition, column, tenants)
             ]
         return files
 
@@ -404,7 +404,7 @@ class DeltaLog:
         earlier = max((candidate for candidate in self._facts if candidate < version), default=None)
         if earlier is None:
             return self._derive_earlier_facts(version)
-        if version - earlier > MAX_CARRIED:
+        if version - earlier > MAX_DERIVED_VERSIONS:
             return None
         facts = self._facts[earlier]
         for commit in self.read_commits(earlier, version):
@@ -416,7 +416,7 @@ class DeltaLog:
     def _derive_earlier_facts(self, version: int) -> TableFacts | None:
         """The facts of a later version, if no commit in between changed them."""
         later = min((candidate for candidate in self._facts if candidate > version), default=None)
-        if version < 0 or later is None or later - version > MAX_CARRIED:
+        if version < 0 or later is None or later - version > MAX_DERIVED_VERSIONS:
             return None
         for commit in self.read_commits(version, later):
             if commit is None or commit.metadata or commit.reader_features is not None:
@@ -430,7 +430,7 @@ class DeltaLog:
         except SourceError:
             return None
 
-    def _is_mark_valid(self, mark: LogMark, within: float = STANDS_SECONDS) -> bool:
+    def _is_mark_valid(self, mark: LogMark, within: float = MARK_CHECK_SECONDS) -> bool:
         """Whether the commit's file is still the marked one.
 
         In an object store, a check less than `within` seconds old counts.
@@ -438,7 +438,7 @@ class DeltaLog:
         now = self.monotonic()
         if not self.files.local and self._checked_mark == mark and now - self._checked_at < within:
             return True
-        file_mark = self.files.mark(commit_name(mark.moment.version))
+        file_mark = self.files.read_mark(format_commit_name(mark.moment.version))
         is_valid = file_mark is not None and file_mark.identity == mark.identity
         self._checked_mark, self._checked_at = mark if is_valid else None, now
         return is_valid
@@ -447,7 +447,7 @@ class DeltaLog:
         return mark is not None and self._is_mark_valid(mark, within=0.0)
 
     def _is_last(self, version: int) -> bool:
-        return self.files.mark(commit_name(version + 1)) is None
+        return self.files.read_mark(format_commit_name(version + 1)) is None
 
     def _make_mark(self, version: int) -> LogMark:
         mark, moment = self.log.read_mark_and_moment(version)

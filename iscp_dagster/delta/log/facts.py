@@ -20,9 +20,9 @@ from iscp_dagster.model.jobs import is_name
 
 VECTORS = "deletionVectors"
 """The feature of tables whose files may hold deleted rows."""
-Places = bytes
+RowNumbers = bytes
 """Row numbers within a file, from 0, as 64-bit integers in this machine's byte order."""
-PLACE_BYTES = 8
+ROW_NUMBER_BYTES = 8
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -88,7 +88,7 @@ class DataFile:
     bytes: int
     rows: int | None
     partition: Mapping[str, Any] = field(default_factory=dict)
-    deleted: Places | None = field(default=None, repr=False)
+    deleted: RowNumbers | None = field(default=None, repr=False)
     """The rows in its deletion vector; None: not requested, or unknown."""
 
     @property
@@ -96,7 +96,7 @@ class DataFile:
         """The rows outside its deletion vector; None where a count is unknown."""
         if self.rows is None or self.deleted is None:
             return None
-        return self.rows - len(self.deleted) // PLACE_BYTES
+        return self.rows - len(self.deleted) // ROW_NUMBER_BYTES
 
     def get_tenant(self, column: str | None) -> str | None:
         """The tenant, see `parse_tenant`; also None without a tenant column."""
@@ -226,7 +226,7 @@ def _to_python(scalar: Any) -> Any:
         )
 
 
-def _read_deleted_rows(table: Any) -> dict[str, Places] | None:
+def _read_deleted_rows(table: Any) -> dict[str, RowNumbers] | None:
     """The places of deleted rows, by file path below the table's folder.
 
     None where deltalake cannot read them, as for some tables that it can open.

@@ -44,7 +44,7 @@ class LogFiles(Protocol):
     local: ClassVar[bool]
     """Whether a stat of a file costs microseconds; otherwise it is a request."""
 
-    def mark(self, name: str) -> FileMark | None: ...
+    def read_mark(self, name: str) -> FileMark | None: ...
 
     def read(self, name: str) -> bytes | None: ...
 
@@ -64,7 +64,7 @@ class LocalFiles:
     local: ClassVar[bool] = True
     root: str
 
-    def mark(self, name: str) -> FileMark | None:
+    def read_mark(self, name: str) -> FileMark | None:
         try:
             stat = os.stat(f"{self.root}/{name}")  # noqa: PTH116 - the idle path, four times as fast
         except MISSING:
@@ -112,7 +112,7 @@ class ObjectFiles:
     url: str
     options: dict[str, str] = field(default_factory=dict, repr=False)
 
-    def mark(self, name: str) -> FileMark | None:
+    def read_mark(self, name: str) -> FileMark | None:
         info = self._get_info(name)
         return info and FileMark(info.mtime_ns or 0, f"{info.mtime_ns or 0:x}.{info.size:x}")
 
@@ -135,7 +135,7 @@ class ObjectFiles:
     def list_names(self) -> list[str]:
         from pyarrow.fs import FileSelector
 
-        self.mark(LOG_FOLDER)
+        self.read_mark(LOG_FOLDER)
         selector = FileSelector(LOG_FOLDER, allow_not_found=True)
         with wrap_store_errors(self.url):
             return [info.base_name for info in self._store.get_file_info(selector)]
@@ -179,7 +179,7 @@ def to_spark_path(location: str) -> str:
     return location if folder is None else f"file://{folder}"
 
 
-def log_files(location: str, options: dict[str, str] | None = None) -> LogFiles:
+def open_log_files(location: str, options: dict[str, str] | None = None) -> LogFiles:
     """The files of the table at `location`: local ones directly, others through deltalake."""
     folder = to_local_path(location)
     return ObjectFiles(location, dict(options or {})) if folder is None else LocalFiles(folder)

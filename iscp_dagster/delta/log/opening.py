@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from iscp_dagster.delta.log.files import LOG_FOLDER, PATIENCE, log_files, to_local_path
+from iscp_dagster.delta.log.files import LOG_FOLDER, PATIENCE, open_log_files, to_local_path
 from iscp_dagster.delta.log.storage_errors import summarize_error, translate_store_error
 from iscp_dagster.model.errors import IscpError, SourceError, UnavailableError
 
@@ -70,7 +70,7 @@ def _open_past_hint(location: str, options: Mapping[str, str], version: int | No
 
 def _read_hint(location: str, options: Mapping[str, str]) -> int | None:
     """The version of the checkpoint that the log's hint names; None where it cannot be read."""
-    content = log_files(location, dict(options)).read(HINT)
+    content = open_log_files(location, dict(options)).read(HINT)
     try:
         return int(json.loads(content or b"{}")["version"])
     except (ValueError, KeyError, TypeError):

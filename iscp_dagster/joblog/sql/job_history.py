@@ -7,7 +7,7 @@ from datetime import datetime
 
 import sqlalchemy as sa
 
-from iscp_dagster.joblog.history import CUTS, ENDS, Bookmark, HistoryEntry, Usage
+from iscp_dagster.joblog.history import ENDS, INTERRUPTIONS, Bookmark, HistoryEntry, Usage
 from iscp_dagster.joblog.results import ChangedTenants
 from iscp_dagster.joblog.sql.statements import match_value
 from iscp_dagster.joblog.sql.tables import ISCP_LOG_EVENTS, from_entry_row
@@ -55,9 +55,11 @@ def read_changed_tenants(connection: sa.Connection, since: Bookmark | None) -> C
     if since is None:
         return ChangedTenants(upto=upto)
     ordered = EVENTS.transaction_id if _is_postgres(connection) else EVENTS.number
-    query = sa.select(EVENTS.table_id, EVENTS.tenant).distinct().where(ordered >= since.place)
+    query = sa.select(EVENTS.table_id, EVENTS.tenant).distinct().where(ordered >= since.resume_at)
     tenants = frozenset(map(tuple, connection.execute(query)))
-    complete = since.place <= upto.place and _read_sign(connection, since.number) == since.sign
+    complete = (
+        since.resume_at <= upto.resume_at and _read_sign(connection, since.number) == since.sign
+    )
     return ChangedTenants(upto=upto, tenants=tenants, complete=complete)
 
 
@@ -76,7 +78,7 @@ def _read_sign(connection: sa.Connection, number: int) -> str:
     """The sign of the entry with that number; empty if there is none."""
     query = sa.select(EVENTS.at, EVENTS.job_id).where(EVENTS.number == number)
     entry = connection.execute(query).one_or_none()
-    return "" if entry is None else Bookmark.sign_of(entry.at, entry.job_id)
+    return "" if entry is None else Bookmark.compute_sign(entry.at, entry.job_id)
 
 
 def _is_postgres(connection: sa.Connection) -> bool:
@@ -89,7 +91,7 @@ def read_usage(
     """What ended iterations used, by tenant and job; `table` is `database.table`, None for all."""
     completed = EVENTS.event == Event.COMPLETE.value
     cut = sa.and_(
-        EVENTS.event.in_([event.value for event in CUTS]),
+        EVENTS.event.in_([event.value for event in INTERRUPTIONS]),
         EVENTS.from_state == int(JobState.RUNNING),
     )
     ended = EVENTS.event.in_([event.value for event in ENDS])

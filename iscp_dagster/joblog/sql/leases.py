@@ -27,7 +27,7 @@ def renew_leases(connection: sa.Connection, names: Iterable[str], seconds: float
         connection.execute(upsert, rows)
 
 
-def take(
+def take_leases(
     connection: sa.Connection, names: Iterable[str], owner: str, seconds: float, now: Now
 ) -> frozenset[str]:
     """Take or renew the leases for `owner`; returns the names that no other owner holds."""

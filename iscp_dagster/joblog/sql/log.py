@@ -13,8 +13,8 @@ import sqlalchemy as sa
 
 from iscp_dagster.joblog import iterations, lifecycle
 from iscp_dagster.joblog.history import Bookmark, HistoryEntry, Usage, make_entry
-from iscp_dagster.joblog.leases import DEFAULT_LEASES, Leases
-from iscp_dagster.joblog.results import ChangedTenants, Interruption
+from iscp_dagster.joblog.leases import DEFAULT_LEASES, LeaseDurations
+from iscp_dagster.joblog.results import ChangedTenants, SpecUpdateResult
 from iscp_dagster.joblog.sharing import check_shared_consumer, fit_spec
 from iscp_dagster.joblog.sql import active, leases
 from iscp_dagster.joblog.sql.engine import ENSURE_LOCK, LOG, open_engine
@@ -51,7 +51,7 @@ from iscp_dagster.joblog.sql.templates import (
     read_standing_specs,
 )
 from iscp_dagster.joblog.updates import SpecUpdate
-from iscp_dagster.model.batch import ALIKE, Layout, Range
+from iscp_dagster.model.batch import SAME_LAYOUT, Layout, Range
 from iscp_dagster.model.clock import Clock, NewId, get_utc_now, make_id
 from iscp_dagster.model.errors import FenceError, SetupError
 from iscp_dagster.model.jobs import Job, JobID, JobKey, NewJob
@@ -86,7 +86,7 @@ class SqlLog:
         clock: Clock = get_utc_now,
         new_id: NewId = make_id,
         actor: str = "",
-        leases: Leases = DEFAULT_LEASES,
+        leases: LeaseDurations = DEFAULT_LEASES,
         lease_clock: Callable[[], float] | None = None,
     ) -> None:
         self.engine = prepare_engine(at if isinstance(at, sa.Engine) else open_engine(at), LOG)
@@ -124,7 +124,7 @@ class SqlLog:
             )
         ensure_tables(self.engine, METADATA, lock=ENSURE_LOCK)
 
-    def fill(self, jobs: Iterable[Job], standing: Mapping[JobID, JobSpec]) -> None:
+    def import_jobs(self, jobs: Iterable[Job], standing: Mapping[JobID, JobSpec]) -> None:
         """Insert another log's jobs unchanged into this empty one, without their history."""
         rows = [to_row(job) for job in jobs]
         with self._begin_transaction(writes=True) as connection:
@@ -179,7 +179,7 @@ class SqlLog:
         *,
         interrupt: bool = False,
         declared: JobSpec | None = None,
-    ) -> Interruption | None:
+    ) -> SpecUpdateResult | None:
         """Change the job's spec; None if there is no such job.
 
         Takes effect at the next iteration; `interrupt` cancels the current one and returns its
@@ -216,7 +216,7 @@ class SqlLog:
                 for job in prepared.values()
             ]
             write_back(connection, prepared, updated, entry_of=self._make_entry)
-        return Interruption(
+        return SpecUpdateResult(
             keys=tuple(sorted(job.key for job in interrupted)),
             runs=frozenset(job.run_id for job in interrupted if job.run_id is not None),
             changed=new_spec != spec
@@ -336,19 +336,17 @@ class SqlLog:
         """
         query = sa.select(ISCP_LOG).where(*_match_queued(run_id), LIVE).order_by(*KEY)
         with self._begin_transaction(writes=False) as connection:
-            return iterations.make_queued_iterations(
-                from_row(row) for row in connection.execute(query)
-            )
+            return iterations.group_queued_jobs(from_row(row) for row in connection.execute(query))
 
-    def begin(
+    def claim_jobs(
         self,
         iteration: iterations.Iteration,
         run_id: str,
         layout: Layout,
         *,
-        layouts: Mapping[str, Layout] = ALIKE,
+        layouts: Mapping[str, Layout] = SAME_LAYOUT,
         queued_as: str | None = None,
-        recall: iterations.Recall = iterations.ROWS_ALONE,
+        earlier: iterations.EarlierBatches = iterations.NO_EARLIER_BATCHES,
     ) -> tuple[iterations.Claim, ...]:
         """Claim the iteration's jobs, in its order: running, first step recorded BEFORE.
 
@@ -371,7 +369,7 @@ class SqlLog:
                     queued_as=queued_as,
                     layout=layouts.get(key.tenant, layout),
                     now=now,
-                    recall=recall,
+                    earlier=earlier,
                 )
                 for key in iteration.jobs
             ]
@@ -475,12 +473,12 @@ class SqlLog:
             with self._begin_transaction(writes=True) as connection:
                 leases.renew_leases(connection, names, seconds, self._get_now())
 
-    def take(self, names: Collection[str], owner: str, seconds: float) -> frozenset[str]:
+    def take_leases(self, names: Collection[str], owner: str, seconds: float) -> frozenset[str]:
         """Take or renew leases for `owner`; returns the names that no other owner holds."""
         if not names:
             return frozenset()
         with self._begin_transaction(writes=True) as connection:
-            return leases.take(connection, names, owner, seconds, self._get_now())
+            return leases.take_leases(connection, names, owner, seconds, self._get_now())
 
     def find_expired_leases(self, names: Collection[str], unseen: float) -> frozenset[str]:
         """The names whose lease has expired. A name without one gets one of `unseen` seconds."""
@@ -550,7 +548,7 @@ class SqlLog:
         with self._begin_transaction(writes=False) as connection:
             return frozenset(connection.scalars(query))
 
-    def list_job_versions(self, table_id: str) -> frozenset[tuple[str, int, JobState]]:
+    def list_watermark_versions(self, table_id: str) -> frozenset[tuple[str, int, JobState]]:
         """The (job name, watermark's version, state) of the table's live jobs, each once."""
         columns = (COLUMNS.job_name, COLUMNS.watermark_version, COLUMNS.job_state)
         query = sa.select(*columns).distinct().where(COLUMNS.table_id == table_id, LIVE)
@@ -596,7 +594,7 @@ class SqlLog:
                 table_names |= {(db, table) for db, table in connection.execute(statement)}
         return frozenset(table_names)
 
-    def list_registered(self, table_id: str) -> frozenset[tuple[str, str]]:
+    def list_known_jobs(self, table_id: str) -> frozenset[tuple[str, str]]:
         """The (tenant, job name) of every row of the table, including dropped ones."""
         query = sa.select(COLUMNS.tenant, COLUMNS.job_name)
         with self._begin_transaction(writes=False) as connection:

@@ -123,7 +123,7 @@ class DagsterHealth:
             return ""
         return f"does not reach code location {', '.join(unreachable)}"
 
-    async def note(self) -> str:
+    async def find_code_problem(self) -> str:
         """Why code does not load, in one line; empty when it loads or a server does not answer."""
         try:
             entries = await self._list_locations()

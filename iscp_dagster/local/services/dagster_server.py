@@ -31,7 +31,7 @@ from iscp_dagster.local.services.settings import (
     get_repository,
 )
 from iscp_dagster.model.variables import DAGSTER_HOME
-from iscp_dagster.runs.server import SOCKET_VARIABLE, end_runs
+from iscp_dagster.runs.server import SOCKET_VARIABLE, report_left_behind_runs
 from iscp_dagster.runs.shutdown import ENDING_VARIABLE
 from iscp_dagster.runs.socket_path import RunServerAddress
 
@@ -101,7 +101,7 @@ def build_services(settings: StackSettings) -> list[Service]:
             probe=health.is_code_loaded,
             check=health.find_web_problem,
             pace=2,
-            note=health.note,
+            note=health.find_code_problem,
         ),
     ]
 
@@ -124,7 +124,7 @@ def _build_service(
             "log": settings.logs / f"{name}.log",
             "start_seconds": 300.0,
             # Its runs must be canceled: they would fail if other services ended first.
-            "uses_others": True,
+            "stops_first": True,
             **fields,
         }
     )
@@ -188,7 +188,7 @@ def main(socket: str) -> None:
     if Path(os.environ[DAGSTER_HOME], "history", "runs.db").exists():
         # The runs' processes died with their code server. The default launcher does not notice, so
         # they would hold their places in the queue for ever. The run server ends its own runs.
-        end_runs(lambda run: RunServerAddress.from_run(run) is None)
+        report_left_behind_runs(lambda run: RunServerAddress.from_run(run) is None)
     # The code server holds the code in a child process, so a reload replaces only the child.
     command = [sys.executable, "-m", "dagster", "code-server", "start", "--socket", socket]
     command += ["--module-name", _MODULE, "--location-name", dagster_health.LOCATION]

@@ -54,7 +54,7 @@ class Service:
     note: Callable[[], Awaitable[str]] | None = field(default=None, repr=False)
     after: str = ""
     """The service that must be ready before this one is first started."""
-    uses_others: bool = False
+    stops_first: bool = False
     """Whether it must end before the other services are stopped."""
 
 

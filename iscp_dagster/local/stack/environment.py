@@ -71,7 +71,7 @@ def _add_secrets(
     }
 
 
-def find_log_url(environ: Mapping[str, str]) -> tuple[dict[str, str], str]:
+def resolve_log_url(environ: Mapping[str, str]) -> tuple[dict[str, str], str]:
     """`add_stack_variables`, and the address of the ISCP log in it.
 
     Raises ConfigError if neither the environment nor a stack names one.

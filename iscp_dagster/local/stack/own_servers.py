@@ -68,5 +68,5 @@ def _build_service(
         log=settings.logs / f"{name}.log",
         probe=probe,
         check=check,
-        uses_others=True,
+        stops_first=True,
     )

@@ -85,7 +85,7 @@ def is_free(port: int) -> bool:
         except OSError:
             return False
     try:
-        with reserve_ports([port]):
+        with block_ipv6_ports([port]):
             return True
     except ConfigError:
         return False
@@ -116,7 +116,7 @@ def find_free_port() -> int:
 
 
 @contextmanager
-def reserve_ports(ports: Iterable[int]) -> Iterator[None]:
+def block_ipv6_ports(ports: Iterable[int]) -> Iterator[None]:
     """Bind the ports on ::1, so that no program listens there and clients try 127.0.0.1 next.
 
     Raises ConfigError when one is taken. Without IPv6 there is nothing to bind.

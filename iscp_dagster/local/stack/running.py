@@ -57,7 +57,7 @@ def run(settings: StackSettings, watch: Watch) -> StackState | None:
         state_writer = _StateWriter(settings, watch)
         services = build(settings)
         try:
-            with ports.reserve_ports(plan.get_own_ports(settings).values()):
+            with ports.block_ipv6_ports(plan.get_own_ports(settings).values()):
                 asyncio.run(_supervise_services(services, state_writer, lock, settings))
         finally:
             ending.cancel_iterations(settings)
@@ -98,7 +98,7 @@ async def _supervise_services(
     loop = asyncio.get_running_loop()
     for signum in STOP_SIGNALS:
         loop.add_signal_handler(signum, handle_stop)
-    supervisor = Supervisor(services, report=state_writer.note, lock=lock)
+    supervisor = Supervisor(services, report=state_writer.record_service, lock=lock)
     await supervisor.run(stop=stop, ready=lambda: state_writer.set_condition(Condition.READY))
 
 
@@ -126,7 +126,7 @@ class _StateWriter:
         self.state = replace(self.state, condition=condition)
         self._write_state()
 
-    def note(self, service: ServiceState) -> None:
+    def record_service(self, service: ServiceState) -> None:
         services = tuple(
             service if current.name == service.name else current for current in self.state.services
         )

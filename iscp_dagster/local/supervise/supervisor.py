@@ -64,7 +64,7 @@ class Supervisor:
         self._report = report
         self._lock = lock
         self._backoff = backoff or Backoff()
-        self.patience = patience or RestartPolicy()
+        self.policy = patience or RestartPolicy()
         self._ready: dict[str, asyncio.Event] = {}
         self._states = {service.name: _make_first_state(service) for service in services}
 
@@ -91,7 +91,7 @@ class Supervisor:
                     task.result()
         finally:
             dependents = [
-                task for service, task in self._match_services(tasks) if service.uses_others
+                task for service, task in self._match_services(tasks) if service.stops_first
             ]
             await _cancel_tasks([started, stopped, resuming, *dependents])
             await _cancel_tasks(tasks)
@@ -111,7 +111,7 @@ class Supervisor:
         if service.after in self._ready:
             await self._ready[service.after].wait()
 
-    def note(self, service: Service) -> str:
+    def get_note(self, service: Service) -> str:
         """The latest note on a service."""
         return self._states[service.name].note
 
@@ -181,8 +181,8 @@ class _ServiceRunner:
     async def _watch_until_end(self, child: WardedProcess, born: float) -> int:
         """Watch a service until it ends, or end it when it stays unwell; return its exit status."""
         change = partial(self._supervisor.record_change, self._service)
-        monitor = HealthMonitor(self._service, child.pid, born, change, self._supervisor.patience)
-        note = self._supervisor.note(self._service)
+        monitor = HealthMonitor(self._service, child.pid, born, change, self._supervisor.policy)
+        note = self._supervisor.get_note(self._service)
         watching = asyncio.create_task(monitor.watch_until_unwell(note))
         ended = asyncio.create_task(child.wait_until_ended())
         try:

@@ -36,7 +36,7 @@ def take_over_queued_runs(
     if backfill is None or not _find_queued_runs(instance, run, backfill):
         return
     lease = f"backfill {backfill}"
-    if lease not in log.take([lease], run.run_id, LEASE_SECONDS):
+    if lease not in log.take_leases([lease], run.run_id, LEASE_SECONDS):
         return
     try:
         queued = _find_queued_runs(instance, run, backfill)
@@ -54,7 +54,7 @@ def take_over_queued_runs(
                 instance.add_run_tags(current.run_id, {TAKEN_TAG: run.run_id})
                 instance.report_run_canceled(current, TAKEN.format(run=run.run_id))
     finally:
-        log.take([lease], run.run_id, 0.0)
+        log.take_leases([lease], run.run_id, 0.0)
 
 
 def _find_queued_runs(

@@ -14,7 +14,7 @@ from iscp_dagster.location.names import (
     get_index_asset_key,
     get_verify_op_name,
 )
-from iscp_dagster.location.run_context import renew_run_lease
+from iscp_dagster.location.run_context import hold_run_lease
 from iscp_dagster.model.declared.tables import Index, SourceTable
 from iscp_dagster.sync.deployment import Deployment
 from iscp_dagster.upkeep.verify import ComparisonFailure, IndexVerdict, compare_indexes
@@ -40,7 +40,7 @@ def build_index_checks(source: SourceTable) -> dg.AssetChecksDefinition:
         selected = context.op_execution_context.selected_asset_check_keys
         for check in sorted(selected, key=str):
             index = by_key[check.asset_key]
-            with renew_run_lease(deployment, context.run):
+            with hold_run_lease(deployment, context.run):
                 results = compare_indexes(
                     deployment, source, tenants=tenants or None, indexes=[index.name]
                 )

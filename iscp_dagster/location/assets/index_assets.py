@@ -18,7 +18,7 @@ from iscp_dagster.location.assets.iterations import (
     raise_failures,
 )
 from iscp_dagster.location.assets.metadata import try_read_event_counts
-from iscp_dagster.location.assets.provenance import get_view_keys, view_tags
+from iscp_dagster.location.assets.provenance import build_view_tags, get_view_keys
 from iscp_dagster.location.assets.reporting import (
     ReportedEvent,
     ServedOutcome,
@@ -35,12 +35,12 @@ from iscp_dagster.location.names import (
     get_source_asset_key,
 )
 from iscp_dagster.location.outs import ParentFirstOutputs, build_asset_out
-from iscp_dagster.location.run_context import renew_run_lease
+from iscp_dagster.location.run_context import hold_run_lease
 from iscp_dagster.model.declared.lineage import find_parents
 from iscp_dagster.model.declared.tables import SourceTable
-from iscp_dagster.runs.known_runs import mark_by_hand
+from iscp_dagster.runs.known_runs import tag_if_by_hand
 from iscp_dagster.sync.deployment import Deployment
-from iscp_dagster.sync.iteration.outcomes import PendingCommit
+from iscp_dagster.sync.iteration.outcomes import RowDelivery
 
 
 def build_index_assets(
@@ -84,8 +84,8 @@ def build_index_assets(
             warn=context.log.warning,
             writer=get_index_writer(context, source),
         )
-        mark_by_hand(context.instance, context.run)
-        with renew_run_lease(deployment, context.run):
+        tag_if_by_hand(context.instance, context.run)
+        with hold_run_lease(deployment, context.run):
             if len(iterations.tenants) > 1:
                 # An output of the step would give every tenant the metadata of all.
                 _, failed = sync_tenants(context, iterations)
@@ -110,19 +110,19 @@ def _sync_tenant(
     )
     declared = {consumer.name for consumer in iterations.source.consumers}
     views, failed = get_view_keys(iterations.source), list[JobOutcome]()
-    with _report_in_background(context, iterations) as wait_for_report:
+    with _report_versions_in_background(context, iterations) as wait_for_report:
         try:
             for outcome in (
                 outcome for outcomes in iterations.iterate_jobs() for outcome in outcomes
             ):
                 wait_for_report()
-                if not isinstance(outcome, PendingCommit | InStepJob):
+                if not isinstance(outcome, RowDelivery | InStepJob):
                     failed.append(outcome)
                     store_events(context, build_observations(iterations.source, [outcome]))
                 elif outcome.job_name in declared:
                     output = _build_output(iterations, outcome, views.get(outcome.job_name))
                     yield from outputs.put(outcome.job_name, output)
-                elif isinstance(outcome, PendingCommit):
+                elif isinstance(outcome, RowDelivery):
                     materializations = build_materializations(
                         context.instance,
                         iterations.deployment,
@@ -148,12 +148,12 @@ def _build_output(
         metadata={**counts},
         data_version=dg.DataVersion(str(outcome.data_version)),
         # These replace the tags of the view that Dagster adds; it adds those of the source, too.
-        tags=view_tags(view, get_agreed_version(outcome)),
+        tags=build_view_tags(view, get_agreed_version(outcome)),
     )
 
 
 @contextmanager
-def _report_in_background(
+def _report_versions_in_background(
     context: dg.AssetExecutionContext, iterations: Iterations
 ) -> Iterator[Callable[[], None]]:
     """Report, in parallel with the iteration, the versions that the runner has not reported.

@@ -21,7 +21,7 @@ from iscp_dagster.model.declared.tables import SourceTable
 from iscp_dagster.model.errors import ConfigError, IscpError
 from iscp_dagster.model.jobs import Job
 from iscp_dagster.sync.deployment import Deployment
-from iscp_dagster.sync.iteration.outcomes import PendingCommit
+from iscp_dagster.sync.iteration.outcomes import RowDelivery
 from iscp_dagster.sync.writing.writer import IndexWriter
 
 
@@ -32,7 +32,7 @@ class OutcomeIOManager(dg.IOManager):
     kind: ConsumerKind
 
     def handle_output(
-        self, context: dg.OutputContext, obj: PendingCommit | InStepJob | ConsumerOutcomes
+        self, context: dg.OutputContext, obj: RowDelivery | InStepJob | ConsumerOutcomes
     ) -> None:
         """Show on the output what was done; the watermarks have moved already."""
         _show_outcome(context, obj)
@@ -62,7 +62,7 @@ class ClickHouseIOManager(dg.IOManager):
         return IndexWriter(self._deployment())
 
     def handle_output(
-        self, context: dg.OutputContext, obj: PendingCommit | InStepJob | ConsumerOutcomes | Frame
+        self, context: dg.OutputContext, obj: RowDelivery | InStepJob | ConsumerOutcomes | Frame
     ) -> None:
         """Put in place what is not yet, and show on the output what was stored. Idempotent.
 
@@ -71,7 +71,7 @@ class ClickHouseIOManager(dg.IOManager):
         """
         if isinstance(obj, ConsumerOutcomes):
             self.writer.place(obj.delivered)
-        elif isinstance(obj, PendingCommit):
+        elif isinstance(obj, RowDelivery):
             self.writer.place([obj])
         elif not isinstance(obj, InStepJob):
             return context.add_output_metadata(self._store_frame(context, obj))
@@ -113,7 +113,7 @@ class ClickHouseIOManager(dg.IOManager):
 
 
 def _show_outcome(
-    context: dg.OutputContext, obj: PendingCommit | InStepJob | ConsumerOutcomes
+    context: dg.OutputContext, obj: RowDelivery | InStepJob | ConsumerOutcomes
 ) -> None:
     metadata = (
         obj.summarize() if isinstance(obj, ConsumerOutcomes) else build_outcome_metadata(obj, {})
@@ -140,11 +140,11 @@ class ConsumerOutcomes:
     Each tenant's materialization is reported while the run continues (`reporting`).
     """
 
-    outcomes: Sequence[PendingCommit | InStepJob]
+    outcomes: Sequence[RowDelivery | InStepJob]
 
     @property
-    def delivered(self) -> list[PendingCommit]:
-        return [outcome for outcome in self.outcomes if isinstance(outcome, PendingCommit)]
+    def delivered(self) -> list[RowDelivery]:
+        return [outcome for outcome in self.outcomes if isinstance(outcome, RowDelivery)]
 
     def summarize(self) -> dict[str, Any]:
         """The totals, for the run's page."""
@@ -172,7 +172,7 @@ def build_clickhouse_schema(store: IndexStore) -> dg.TableSchema:
 
 
 def build_outcome_metadata(
-    outcome: PendingCommit | InStepJob, tables: dict[int, Mapping[str, Any]]
+    outcome: RowDelivery | InStepJob, tables: dict[int, Mapping[str, Any]]
 ) -> dict[str, Any]:
     """The metadata of a materialization; Dagster plots the numbers.
 
@@ -188,7 +188,7 @@ def build_outcome_metadata(
     return {**_build_delivery_metadata(outcome), **tables[id(store)]}
 
 
-def _build_delivery_metadata(delivery: PendingCommit) -> dict[str, Any]:
+def _build_delivery_metadata(delivery: RowDelivery) -> dict[str, Any]:
     written = delivery.written
     rows = delivery.inserted + delivery.deleted
     # Not the current time: Dagster stores events one by one, maybe long after rows were searchable.
@@ -231,7 +231,7 @@ def _read_table_metadata(store: IndexStore) -> Mapping[str, Any]:
     lost_columns: list[str] = []
     # The rows are served already: a ClickHouse that has stopped since must not fail the run.
     with suppress(IscpError):
-        lost_columns = store.list_lost_columns()
+        lost_columns = store.list_dropped_columns()
     return {
         "dagster/table_name": f"{store.shape.database}.{store.shape.view}",
         "dagster/column_schema": build_clickhouse_schema(store),

@@ -19,12 +19,12 @@ from iscp_dagster.location.assets.io_manager import (
 from iscp_dagster.location.assets.iterations import InStepJob, Iterations, raise_failures
 from iscp_dagster.location.assets.reporting import ServedOutcome, find_unreported_jobs, sync_tenants
 from iscp_dagster.location.internals import UnresolvedAssetJobDefinition
-from iscp_dagster.location.run_context import renew_run_lease
+from iscp_dagster.location.run_context import hold_run_lease
 from iscp_dagster.model.consumers.kinds import get_consumer_kind
 from iscp_dagster.model.declared.tables import SourceTable
-from iscp_dagster.runs.known_runs import DISPATCH_TAG, mark_by_hand
+from iscp_dagster.runs.known_runs import DISPATCH_TAG, tag_if_by_hand
 from iscp_dagster.sync.deployment import Deployment
-from iscp_dagster.sync.iteration.outcomes import PendingCommit
+from iscp_dagster.sync.iteration.outcomes import RowDelivery
 
 Startable = UnresolvedAssetJobDefinition | dg.JobDefinition
 """A Dagster job that the runner may start."""
@@ -71,11 +71,11 @@ def build_batch_sync_job(
         def select_unreported(served: Sequence[ServedOutcome]) -> Sequence[ServedOutcome]:
             """The outcomes that Dagster does not have yet: jobs in step are not reported again."""
             in_step = [outcome.job for outcome in served if isinstance(outcome, InStepJob)]
-            delivered = [outcome for outcome in served if isinstance(outcome, PendingCommit)]
+            delivered = [outcome for outcome in served if isinstance(outcome, RowDelivery)]
             return [*delivered, *find_unreported_jobs(context.instance, source, in_step)]
 
-        mark_by_hand(context.instance, context.run)
-        with renew_run_lease(deployment, context.run):
+        tag_if_by_hand(context.instance, context.run)
+        with hold_run_lease(deployment, context.run):
             reported, failed = sync_tenants(context, iterations, select_unreported)
         for consumer in source.consumers:
             if outcomes := [outcome for outcome in reported if outcome.job_name == consumer.name]:

@@ -35,7 +35,7 @@ from iscp_dagster.planning.table_problems import check_sole
 from iscp_dagster.runs.known_runs import DISPATCH_TAG, find_runs, get_run_names, is_first
 from iscp_dagster.sync.deployment import Deployment
 from iscp_dagster.sync.interpreter import iterate
-from iscp_dagster.sync.iteration.outcomes import PendingCommit
+from iscp_dagster.sync.iteration.outcomes import RowDelivery
 from iscp_dagster.sync.writing.writer import IndexWriter
 
 MOST_SHOWN = 20
@@ -74,7 +74,7 @@ class BusyJob:
     job: Job
 
 
-JobOutcome = PendingCommit | FailedStep | InStepJob | BusyJob
+JobOutcome = RowDelivery | FailedStep | InStepJob | BusyJob
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -211,7 +211,7 @@ class Iterations:
                 if ended:
                     yield ended
 
-    def _is_last(self, outcome: PendingCommit | FailedStep) -> bool:
+    def _is_last(self, outcome: RowDelivery | FailedStep) -> bool:
         return isinstance(outcome, FailedStep) or outcome.to.version >= self.to.version
 
     def _select_requested_keys(self, jobs: Collection[Job]) -> set[JobKey]:
@@ -245,10 +245,12 @@ class Iterations:
                 lagging = [job for job in tenant_jobs if job.watermark.version == lowest]
                 iteration = Iteration.from_jobs(lagging, self.to)
                 step = bound_iteration(self.deployment, feed, iteration, lagging)
-                due.append(DueIteration(iteration=step, jobs=lagging, cut=step.to < iteration.to))
+                due.append(
+                    DueIteration(iteration=step, jobs=lagging, is_partial=step.to < iteration.to)
+                )
         return due
 
-    def _run_iteration(self, iteration: Iteration) -> Iterator[list[PendingCommit | FailedStep]]:
+    def _run_iteration(self, iteration: Iteration) -> Iterator[list[RowDelivery | FailedStep]]:
         for part in split_iteration(iteration, self.delta_log):
             outcomes = iterate(
                 self.deployment,
@@ -274,10 +276,10 @@ def _list_repeated_names(run: DagsterRun, instance: DagsterInstance) -> frozense
 
 
 def _gather_outcomes(
-    outcomes: Iterator[PendingCommit | FailedStep],
-) -> Iterator[list[PendingCommit | FailedStep]]:
+    outcomes: Iterator[RowDelivery | FailedStep],
+) -> Iterator[list[RowDelivery | FailedStep]]:
     """All outcomes at once; after an error, the outcomes before it, then the error."""
-    collected: list[PendingCommit | FailedStep] = []
+    collected: list[RowDelivery | FailedStep] = []
     error: Exception | None = None
     try:
         for outcome in outcomes:

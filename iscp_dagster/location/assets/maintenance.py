@@ -15,10 +15,10 @@ from iscp_dagster.location.names import (
     get_source_asset_key,
     get_sync_job_name,
 )
-from iscp_dagster.location.run_context import renew_run_lease
+from iscp_dagster.location.run_context import hold_run_lease
 from iscp_dagster.model.declared.tables import SourceTable
 from iscp_dagster.model.variables import KEEP_RUNS_DAYS
-from iscp_dagster.planning.problems import as_ours
+from iscp_dagster.planning.problems import to_iscp_error
 from iscp_dagster.runs.pruning import prune_runs
 from iscp_dagster.sync.deployment import Deployment
 from iscp_dagster.sync.writing.serving import ServeResult, serve_all
@@ -28,7 +28,7 @@ from iscp_dagster.upkeep.outbox import EVENT_RETENTION, prune_events
 FLUSH, COLLECT = "iscp_flush_watermarks", "iscp_collect_garbage"
 PRUNE = "iscp_prune_runs"
 REPORT = "iscp_report_indexes"
-RUN_BY = (get_sync_job_name, get_batch_sync_job_name)
+JOB_NAME_GETTERS = (get_sync_job_name, get_batch_sync_job_name)
 MOST_RUNS = 2_000
 """The most runs pruned at a time; each takes Dagster about 20 ms."""
 
@@ -71,7 +71,7 @@ def build_maintenance_jobs(
     @dg.op(name=f"{FLUSH}_op", required_resource_keys={"iscp"})
     def flush(context: dg.OpExecutionContext) -> None:
         deployment: Deployment = context.resources.iscp.create_deployment()
-        with renew_run_lease(deployment, context.run):
+        with hold_run_lease(deployment, context.run):
             flushed = maintenance.flush_watermarks(deployment, sources)
         context.log.info("Moved %s.", flushed.moved_jobs)
         context.add_output_metadata({"moved": sum(flushed.moved_jobs.values())})
@@ -83,13 +83,13 @@ def build_maintenance_jobs(
         deployment: Deployment = context.resources.iscp.create_deployment()
         forgotten, pruned, events, served = 0, 0, 0, ServeResult()
         problems: list[str] = []
-        with renew_run_lease(deployment, context.run):
+        with hold_run_lease(deployment, context.run):
             garbage = maintenance.find_garbage(
                 deployment, sources, timedelta(hours=config.keep_hours)
             )
             if not config.dry_run:
                 with _record_problem(problems):
-                    forgotten = maintenance.collect(deployment, sources, garbage)
+                    forgotten = maintenance.delete_garbage(deployment, sources, garbage)
                 with _record_problem(problems):
                     pruned = maintenance.prune_history(
                         deployment, timedelta(days=config.history_days)
@@ -99,7 +99,7 @@ def build_maintenance_jobs(
                 served = serve_all(deployment, sources)
                 problems += [*served.problems, *maintenance.clear_staging(deployment, sources)]
         lines = [
-            f"- {entry.job.name} of {entry.job.key.tenant}: {entry.drops}" for entry in garbage
+            f"- {entry.job.name} of {entry.job.key.tenant}: {entry.scope}" for entry in garbage
         ]
         context.add_output_metadata(
             {
@@ -117,11 +117,11 @@ def build_maintenance_jobs(
     def prune(context: dg.OpExecutionContext, config: PruneConfig) -> None:
         deployment: Deployment = context.resources.iscp.create_deployment()
         retention = runs_kept if config.keep_days is None else timedelta(days=config.keep_days)
-        with renew_run_lease(deployment, context.run):
+        with hold_run_lease(deployment, context.run):
             pruned = prune_runs(
                 context.instance,
                 before=datetime.now(timezone.utc) - retention,
-                jobs={name(source) for source in sources for name in RUN_BY},
+                jobs={name(source) for source in sources for name in JOB_NAME_GETTERS},
                 assets=find_kept_event_types(context.instance, sources),
                 most=MOST_RUNS,
                 dry_run=config.dry_run,
@@ -165,7 +165,7 @@ def _record_problem(problems: list[str]) -> Iterator[None]:
     try:
         yield
     except Exception as error:  # noqa: BLE001 - the run fails at its end with all problems
-        problems.append(str(as_ours(error)))
+        problems.append(str(to_iscp_error(error)))
 
 
 def _build_report_job(
@@ -174,7 +174,7 @@ def _build_report_job(
     @dg.op(name=f"{REPORT}_op", required_resource_keys={"iscp"})
     def report(context: dg.OpExecutionContext) -> None:
         deployment: Deployment = context.resources.iscp.create_deployment()
-        with renew_run_lease(deployment, context.run):
+        with hold_run_lease(deployment, context.run):
             reported, problems = report_indexes(context, deployment, sources)
         context.add_output_metadata({"reported": sum(reported.values())})
         if problems:

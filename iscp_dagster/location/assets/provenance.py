@@ -72,7 +72,7 @@ class Provenance:
             internals.DATA_VERSION_IS_USER_PROVIDED_TAG: "true",
             internals.get_input_data_version_tag(self.key): version,
             internals.get_input_event_pointer_tag(self.key): pointer,
-            **view_tags(self.views.get(name), upto),
+            **build_view_tags(self.views.get(name), upto),
         }
 
 
@@ -81,7 +81,7 @@ def get_view_keys(source: SourceTable) -> dict[str, AssetKey]:
     return {name: get_job_asset_key(source, view) for name, view in find_parents(source).items()}
 
 
-def view_tags(view: AssetKey | None, upto: int) -> dict[str, str]:
+def build_view_tags(view: AssetKey | None, upto: int) -> dict[str, str]:
     """The tags for the view's version that the rows agree with; none without a view.
 
     Both are built from the source. So only the source may mark the rows as stale: a view that is

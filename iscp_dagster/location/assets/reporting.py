@@ -47,10 +47,10 @@ from iscp_dagster.planning.table_problems import find_problems
 from iscp_dagster.runs.known_runs import ACTIVE_STATUSES
 from iscp_dagster.serviceconsumers.services import INVOKED
 from iscp_dagster.sync.deployment import Deployment
-from iscp_dagster.sync.iteration.outcomes import PendingCommit
+from iscp_dagster.sync.iteration.outcomes import RowDelivery
 
 Context = dg.AssetExecutionContext | dg.OpExecutionContext
-ServedOutcome = PendingCommit | InStepJob
+ServedOutcome = RowDelivery | InStepJob
 """An outcome whose rows are served."""
 ReportedEvent = AssetEvent | dg.AssetCheckEvaluation
 ReportOutcomes = Callable[[Sequence[ServedOutcome], Sequence[JobOutcome]], None]
@@ -70,15 +70,13 @@ def sync_tenants(
     """
     reported: list[ServedOutcome] = []
     failed: list[JobOutcome] = []
-    with report_in_background(context, iterations) as report_outcomes:
+    with report_outcomes_in_background(context, iterations) as report_outcomes:
         for outcomes in iterations.iterate_jobs():
             served = select(
-                [outcome for outcome in outcomes if isinstance(outcome, PendingCommit | InStepJob)]
+                [outcome for outcome in outcomes if isinstance(outcome, RowDelivery | InStepJob)]
             )
             failures = [
-                outcome
-                for outcome in outcomes
-                if not isinstance(outcome, PendingCommit | InStepJob)
+                outcome for outcome in outcomes if not isinstance(outcome, RowDelivery | InStepJob)
             ]
             if served or failures:
                 report_outcomes(served, failures)
@@ -88,7 +86,9 @@ def sync_tenants(
 
 
 @contextmanager
-def report_in_background(context: Context, iterations: Iterations) -> Iterator[ReportOutcomes]:
+def report_outcomes_in_background(
+    context: Context, iterations: Iterations
+) -> Iterator[ReportOutcomes]:
     """Yield a function that reports a scan's outcomes, in parallel with the rest of the run.
 
     Ends when all are reported; raises Dagster's first error, which affects no rows. An interrupted

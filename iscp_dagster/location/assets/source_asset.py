@@ -13,7 +13,7 @@ from iscp_dagster.location.assets.iterations import get_run_tenants
 from iscp_dagster.location.assets.metadata import read_log_facts
 from iscp_dagster.location.assets.source_check import build_check_evaluation
 from iscp_dagster.location.names import build_partitions_def, get_load_op_name, get_source_asset_key
-from iscp_dagster.location.run_context import renew_run_lease
+from iscp_dagster.location.run_context import hold_run_lease
 from iscp_dagster.model.declared.tables import SourceTable
 from iscp_dagster.planning.table_problems import find_problems
 from iscp_dagster.sync.deployment import Deployment
@@ -79,7 +79,7 @@ def build_source_asset(source: SourceTable, load: Callable[[Load], object]) -> d
     ) -> Iterator[AssetEvent | dg.AssetCheckEvaluation]:
         deployment: Deployment = context.resources.iscp.create_deployment()
         tenants = tuple(get_run_tenants(context, source))
-        with renew_run_lease(deployment, context.run):
+        with hold_run_lease(deployment, context.run):
             with deployment.open_private_session() as spark:
                 load(
                     Load(

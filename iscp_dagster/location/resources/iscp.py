@@ -6,7 +6,7 @@ from dagster import ConfigurableIOManagerFactory, ConfigurableResource, Resource
 from pydantic import Field
 
 from iscp_dagster.api.wiring import wire_deployment
-from iscp_dagster.clickhouse.connect.endpoint import Endpoint, parse_endpoints
+from iscp_dagster.clickhouse.connect.endpoint import ClickHouseEndpoint, parse_endpoints
 from iscp_dagster.events.ids import IdScheme
 from iscp_dagster.joblog.sql.log import SqlLog
 from iscp_dagster.location.assets.io_manager import ClickHouseIOManager
@@ -21,7 +21,7 @@ class Lake(ConfigurableResource[str]):
     root: str = Field(description="A folder or a URL that Spark and delta-rs both read.")
 
 
-class ClickHouse(ConfigurableResource[Endpoint]):
+class ClickHouse(ConfigurableResource[ClickHouseEndpoint]):
     """One or more ClickHouse servers, clusters or cloud services, by their HTTP interfaces."""
 
     url: str = Field(
@@ -33,7 +33,7 @@ class ClickHouse(ConfigurableResource[Endpoint]):
     connect_timeout: float = Field(default=10, description="Seconds.")
     query_timeout: float = Field(default=600, description="Seconds.")
 
-    def parse_endpoints(self) -> tuple[Endpoint, ...]:
+    def parse_endpoints(self) -> tuple[ClickHouseEndpoint, ...]:
         """The parsed addresses, by shard. Raises ConfigError for a malformed one."""
         return parse_endpoints(
             self.url,

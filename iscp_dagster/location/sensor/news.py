@@ -29,7 +29,7 @@ def build_news_sensor(lookout: Lookout) -> dg.SensorDefinition:
 
     @dg.sensor(
         name=NEWS,
-        minimum_interval_seconds=max(1, int(2 * lookout.scan_seconds)),
+        minimum_interval_seconds=max(1, int(2 * lookout.poll_seconds)),
         default_status=dg.DefaultSensorStatus.RUNNING,
         required_resource_keys={"iscp"},
         description="Reports changed tenants and problems of the source tables; requests no runs.",
@@ -76,5 +76,5 @@ def build_check_results(
         if table_news.versions and table_news.source.load
     }
     for source in sources:
-        if source.name in report.new_problem_tables | report.settled | rechecked:
+        if source.name in report.new_problem_tables | report.resolved_tables | rechecked:
             yield build_check_evaluation(source, report.list_problems(source.name))

@@ -40,7 +40,9 @@ def take_trial_look(
     with TemporaryDirectory() as folder:
         log = SqlLog(f"sqlite:///{folder}/log.sqlite", clock=deployment.clock)
         log.ensure()
-        log.fill(deployment.log.list_jobs(include_dropped=True), deployment.log.list_standing())
+        log.import_jobs(
+            deployment.log.list_jobs(include_dropped=True), deployment.log.list_standing()
+        )
         return Runner(replace(deployment, log=log), sources).look(cursor)
 
 

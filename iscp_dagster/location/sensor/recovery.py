@@ -97,7 +97,7 @@ class Recovery:
         now = self.monotonic()
         self._since = now if self._since is None else self._since
         grace_over = now - self._since >= self.deployment.log.leases.run
-        self._end_orphans(instance, grace_over=grace_over)
+        self._report_orphans(instance, grace_over=grace_over)
         self._process_queued_jobs(instance)
         self.deployment.log.reclaim(None if grace_over else self._list_finished_runs(instance))
 
@@ -107,7 +107,7 @@ class Recovery:
         runs = instance.get_runs(RunsFilter(run_ids=list(running))) if running else ()
         return [run.run_id for run in runs if run.is_finished]
 
-    def _end_orphans(self, instance: DagsterInstance, *, grace_over: bool) -> None:
+    def _report_orphans(self, instance: DagsterInstance, *, grace_over: bool) -> None:
         """End orphans: Dagster's default launcher does not detect them; they block the queue."""
         log = self.deployment.log
         runs = {

@@ -61,7 +61,7 @@ class Lookout:
     """The runner between ticks, so that a tick costs only what changed; a restart starts over."""
 
     sources: Sequence[SourceTable]
-    scan_seconds: float
+    poll_seconds: float
     pause: Callable[[float], object] = time.sleep
     monotonic: Callable[[], float] = time.monotonic
     _lock: Lock = field(default_factory=Lock)
@@ -119,7 +119,7 @@ class Lookout:
                 deployment,
                 self.sources,
                 owner=ensure_instance_name(context.instance),
-                scan_seconds=self.scan_seconds,
+                poll_seconds=self.poll_seconds,
                 monotonic=self.monotonic,
                 ending=is_ending,
             )
@@ -128,7 +128,7 @@ class Lookout:
 
     def _wait_for_reason(self, turn: int, rest_end: float, end: float) -> bool:
         """Wait for a reason to look again; False if there is none before `end`."""
-        next_scan = self.monotonic() + self.scan_seconds
+        next_scan = self.monotonic() + self.poll_seconds
         next_check = 0.0
         while (now := self.monotonic()) < end and self._turn == turn and not is_ending():
             if now >= next_scan:
@@ -155,7 +155,7 @@ def build_runner_sensor(lookout: Lookout, jobs: Sequence[Startable]) -> dg.Senso
         name=RUNNER,
         jobs=jobs,
         # Every round of the daemon may start a tick: a tick that finds nothing waits by itself.
-        minimum_interval_seconds=max(1, min(int(lookout.scan_seconds), ROUND_SECONDS - 1)),
+        minimum_interval_seconds=max(1, min(int(lookout.poll_seconds), ROUND_SECONDS - 1)),
         default_status=dg.DefaultSensorStatus.RUNNING,
         required_resource_keys={"iscp"},
         description="Finds new commits in the source tables and brings their indexes in step.",
@@ -170,7 +170,7 @@ def build_runner_sensor(lookout: Lookout, jobs: Sequence[Startable]) -> dg.Senso
             context.log.warning(line)
         add_partitions(context.instance, lookout.sources, _list_dispatched_tenants(look))
         return dg.SensorResult(
-            run_requests=[run_request(dispatch) for dispatch in look.dispatches],
+            run_requests=[build_run_request(dispatch) for dispatch in look.dispatches],
             skip_reason=None if look.dispatches else _format_skip_reason(look),
             cursor=look.cursor,
         )
@@ -184,7 +184,9 @@ def _evaluate_trial(
     """What a tick would request now; the cursor stays: a trial changes nothing."""
     look = take_trial_look(context.resources.iscp.create_deployment(), sources, context.cursor)
     return dg.SensorResult(
-        run_requests=[drop_dispatch_tag(run_request(dispatch)) for dispatch in look.dispatches],
+        run_requests=[
+            drop_dispatch_tag(build_run_request(dispatch)) for dispatch in look.dispatches
+        ],
         skip_reason=None if look.dispatches else _format_skip_reason(look),
         cursor=context.cursor,
         dynamic_partitions_requests=list(
@@ -193,7 +195,7 @@ def _evaluate_trial(
     )
 
 
-def run_request(dispatch: Dispatch) -> dg.RunRequest:
+def build_run_request(dispatch: Dispatch) -> dg.RunRequest:
     """One run for the iteration; for a single tenant it selects what is declared as assets."""
     iteration, source = dispatch.iteration, dispatch.source
     tenant, *others = sorted(iteration.tenants)

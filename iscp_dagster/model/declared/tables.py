@@ -379,7 +379,7 @@ def _expand_index(index: Index, shards: int) -> list[Index]:
     ]
 
 
-def view_of(table: SourceTable, index: Index, databases: Sequence[str] = ()) -> str:
+def format_unique_view_name(table: SourceTable, index: Index, databases: Sequence[str] = ()) -> str:
     """A name for the index view, unique among the deployment's ClickHouse servers."""
     where = f" on shard {index.shard}" if index.shard else ""
     return f"{qualify_view_name(table, index, databases)}{where}"

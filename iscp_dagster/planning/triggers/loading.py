@@ -53,7 +53,7 @@ def load_trigger(job_type: str) -> JobTrigger:
     return cast("JobTrigger", trigger)
 
 
-def schedule_settings(job_type: str) -> tuple[str, ...]:
+def list_schedule_settings(job_type: str) -> tuple[str, ...]:
     """What a built-in trigger's schedule may hold; empty if it has no schedule."""
     return tuple(getattr(load_trigger(job_type), "settings", ()))
 

@@ -18,8 +18,8 @@ from iscp_dagster.planning.triggers.backoff import is_backing_off
 from iscp_dagster.planning.triggers.loading import (
     BUILT_IN,
     JobTrigger,
+    list_schedule_settings,
     load_trigger,
-    schedule_settings,
 )
 
 
@@ -69,11 +69,11 @@ def check_trigger(spec: TriggerSpec, load: Callable[[str], JobTrigger] = load_tr
         check(spec.schedule)
 
 
-def check_scheduled(spec: TriggerSpec) -> None:
+def check_schedule_settings(spec: TriggerSpec) -> None:
     """Raise ConfigError for a schedule that the trigger would ignore."""
     if not spec.schedule or spec.job_type not in BUILT_IN:
         return
-    settings = schedule_settings(spec.job_type)
+    settings = list_schedule_settings(spec.job_type)
     if ignored := [name for name in spec.schedule if name not in settings]:
         lacks = f"takes only {' and '.join(settings)}" if settings else "has no schedule"
         raise ConfigError(
@@ -133,7 +133,9 @@ def plan_iteration(jobs: Sequence[Job], to: Moment) -> tuple[Iteration, ...]:
 
     The jobs share one watermark. The iteration gets their highest priority.
     """
-    due = [job for job in jobs if job.state in STARTABLE and get_job_version(job) < to.version]
+    due = [
+        job for job in jobs if job.state in STARTABLE and get_watermark_version(job) < to.version
+    ]
     return (Iteration.from_jobs(due, to),) if due else ()
 
 
@@ -198,12 +200,12 @@ def _has_only_beginning(job: Job) -> bool:
     return early and job.status.start_at is None
 
 
-def get_job_version(job: Job) -> int:
+def get_watermark_version(job: Job) -> int:
     return job.watermark.version
 
 
 def _plan_in_step(jobs: Sequence[Job], highest: Moment, latest: Moment) -> tuple[Iteration, ...]:
-    lagging = [job for job in jobs if get_job_version(job) < highest.version]
+    lagging = [job for job in jobs if get_watermark_version(job) < highest.version]
     by_shard = _group_by_shard(jobs)
     if len(by_shard) > 1 and (lagging or any(job.state in ACTIVE for job in jobs)):
         return tuple(
@@ -216,7 +218,7 @@ def _plan_in_step(jobs: Sequence[Job], highest: Moment, latest: Moment) -> tuple
     if any(job.state in ACTIVE for job in lagging or jobs):
         return ()
     if lagging:
-        lowest = min(lagging, key=get_job_version)
+        lowest = min(lagging, key=get_watermark_version)
         return plan_iteration([lowest], latest if lowest.status.repairs else highest)
     return plan_iteration(jobs, latest)
 

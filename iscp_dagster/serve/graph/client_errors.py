@@ -43,12 +43,12 @@ def format_error(error: GraphQLError) -> dict[str, Any]:
     if cause is None or isinstance(cause, GraphQLError):
         error.extensions = {"code": BAD_INPUT, **(error.extensions or {})}
         return dict(error.formatted)
-    message, code = describe_error(cause)
+    message, code = log_and_describe_error(cause)
     public_error = GraphQLError(message, error.nodes, path=error.path, extensions={"code": code})
     return dict(public_error.formatted)
 
 
-def describe_error(cause: BaseException) -> tuple[str, str]:
+def log_and_describe_error(cause: BaseException) -> tuple[str, str]:
     """Return an error's message and code for a client; logs the rest."""
     for type_, code in _CLIENT_CODES.items():
         if isinstance(cause, type_):

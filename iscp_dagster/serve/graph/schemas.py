@@ -12,9 +12,9 @@ from threading import Lock
 
 from graphql import GraphQLSchema
 
-from iscp_dagster.clickhouse.connect.endpoint import Endpoint
+from iscp_dagster.clickhouse.connect.endpoint import ClickHouseEndpoint
 from iscp_dagster.clickhouse.kinds.changes import CALCULATED
-from iscp_dagster.clickhouse.tables.ddl import IndexTable
+from iscp_dagster.clickhouse.tables.ddl import IndexShape
 from iscp_dagster.clickhouse.tables.generations import IndexData
 from iscp_dagster.clickhouse.tables.ownership import read_definition
 from iscp_dagster.delta.log.deltalog import DeltaLog
@@ -91,7 +91,7 @@ class CatalogLoader:
     """Reads the catalog of declared tables; reads a Delta log again only if columns change."""
 
     tables: Sequence[SourceTable]
-    endpoints: Sequence[Endpoint]
+    endpoints: Sequence[ClickHouseEndpoint]
     lake: str
     """The root folder of tables without a path."""
     _binary_columns: dict[tuple[str, str], tuple[Mapping[str, str], Collection[str]]] = field(
@@ -141,7 +141,7 @@ def read_calculated_fields(served: ServedIndex) -> Sequence[DeltaField]:
         return ()
     shard = served.shards[0]
     data = IndexData(endpoint=shard.endpoint, database=shard.database, view=served.view)
-    shape = IndexTable(
+    shape = IndexShape(
         source=served.source,
         index=served.index,
         fields=(),

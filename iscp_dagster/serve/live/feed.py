@@ -220,7 +220,7 @@ class IndexFeed:
         moved_tenants: set[str] = set()
         for step in page.steps:
             self.positions[step.tenant] = step.position
-            if step.timed_change is None:
+            if step.stamped_change is None:
                 moved_tenants.add(step.tenant)
             else:
                 self._append_change(step, scopes)
@@ -240,7 +240,7 @@ class IndexFeed:
             sight: self.format_cursor(self.get_visible_positions(sight)) for sight in visible_to
         }
         self.ring.append(
-            RingEntry(tenant=step.tenant, timed_change=step.timed_change, cursors=cursors)
+            RingEntry(tenant=step.tenant, stamped_change=step.stamped_change, cursors=cursors)
         )
 
     def _append_progress(

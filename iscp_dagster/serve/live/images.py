@@ -7,7 +7,7 @@ from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, TypeVar
 
-from iscp_dagster.clickhouse.connect.endpoint import Endpoint
+from iscp_dagster.clickhouse.connect.endpoint import ClickHouseEndpoint
 from iscp_dagster.clickhouse.connect.failures import ClickHouseError
 from iscp_dagster.clickhouse.connect.quoting import quote_identifier, quote_string
 from iscp_dagster.clickhouse.tables.ddl import format_table_name
@@ -55,7 +55,7 @@ class Span:
 class ChangePage:
     """Changes that were read; `complete` if there are no more."""
 
-    timed_changes: tuple[StampedChange, ...] = ()
+    stamped_changes: tuple[StampedChange, ...] = ()
     complete: bool = True
     beginnings: Mapping[str, int] = field(default_factory=dict)
     """By tenant, the version that its history begins with."""
@@ -77,7 +77,7 @@ class ImageReader:
     `types`. Raises UnavailableError, ClickHouseBusyError and ClickHouseError.
     """
 
-    endpoint: Endpoint
+    endpoint: ClickHouseEndpoint
     database: str
     view: str
     columns: Sequence[Column]
@@ -120,7 +120,7 @@ class ImageReader:
             )
             rows = self._query_rows(query, parameters, self._all_columns)
             return ChangePage(
-                timed_changes=tuple(self._combine_images(rows)), complete=len(rows) < limit
+                stamped_changes=tuple(self._combine_images(rows)), complete=len(rows) < limit
             )
 
         return _read_within_limits(read, max_rows)
@@ -152,7 +152,7 @@ class ImageReader:
         begins = {row["_owner"]: int(row["_version"]) for row in rows if row["_change"] == BEGIN}
         changes = list(self._combine_images(row for row in rows if row["_change"] != BEGIN))
         return ChangePage(
-            timed_changes=tuple(changes[:limit]), complete=len(changes) < limit, beginnings=begins
+            stamped_changes=tuple(changes[:limit]), complete=len(changes) < limit, beginnings=begins
         )
 
     def read_snapshot(

@@ -36,7 +36,7 @@ class FeedStep:
 
     tenant: str
     position: ChangePosition
-    timed_change: StampedChange | None = None
+    stamped_change: StampedChange | None = None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -100,9 +100,9 @@ def _read_base_steps(
             FeedStep(
                 tenant=span.tenant,
                 position=ChangePosition.from_base(begin, sent + number),
-                timed_change=row,
+                stamped_change=row,
             )
-            for number, row in enumerate(base.timed_changes, start=1)
+            for number, row in enumerate(base.stamped_changes, start=1)
         ]
         last_step = (
             [FeedStep(tenant=span.tenant, position=ChangePosition.from_commit(begin))]
@@ -120,7 +120,7 @@ def _build_change_steps(spans: Sequence[Span], changes: ChangePage) -> list[Feed
         for span in spans
         if span.after.base_sent is None or span.tenant not in changes.beginnings
     }
-    steps = [step for step in _to_steps(changes.timed_changes) if step.tenant in ends]
+    steps = [step for step in _to_steps(changes.stamped_changes) if step.tenant in ends]
     return [
         *steps,
         *(
@@ -134,4 +134,4 @@ def _build_change_steps(spans: Sequence[Span], changes: ChangePage) -> list[Feed
 def _to_steps(changes: Sequence[StampedChange]) -> Iterator[FeedStep]:
     for change, timestamp in changes:
         at = ChangePosition(timestamp.version, timestamp.ordinal)
-        yield FeedStep(tenant=change.tenant or "", position=at, timed_change=(change, timestamp))
+        yield FeedStep(tenant=change.tenant or "", position=at, stamped_change=(change, timestamp))

@@ -31,7 +31,7 @@ class RingEntry:
     """
 
     tenant: str = ""
-    timed_change: StampedChange | None = None
+    stamped_change: StampedChange | None = None
     cursors: Mapping[TenantScope, str] = field(default_factory=dict)
     gap: bool = False
 

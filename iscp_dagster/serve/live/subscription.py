@@ -198,8 +198,8 @@ class Subscription:
             for step in page.steps:
                 self.positions[step.tenant] = step.position
                 cursor = self._format_cursor()
-                message = step.timed_change and self.change_filter.build_message(
-                    step.timed_change, cursor
+                message = step.stamped_change and self.change_filter.build_message(
+                    step.stamped_change, cursor
                 )
                 if message:
                     yield message
@@ -255,15 +255,15 @@ class Subscription:
     def _build_message(
         self, entry: RingEntry, ahead: Positions, cursor: str
     ) -> ChangeMessage | None:
-        if entry.timed_change is None or (ahead and self._is_already_sent(entry, ahead)):
+        if entry.stamped_change is None or (ahead and self._is_already_sent(entry, ahead)):
             return None
-        return self.change_filter.build_message(entry.timed_change, cursor)
+        return self.change_filter.build_message(entry.stamped_change, cursor)
 
     def _is_already_sent(self, entry: RingEntry, ahead: Positions) -> bool:
         """Whether the subscriber has it already, from a reader that was further ahead."""
-        if entry.timed_change is None or entry.tenant not in ahead:
+        if entry.stamped_change is None or entry.tenant not in ahead:
             return False
-        change, timestamp = entry.timed_change
+        change, timestamp = entry.stamped_change
         begin = timestamp.version if change.before is None and change.operation == 0 else None
         if not is_kept(ahead[entry.tenant], begin):
             raise self._make_expired_error(entry.tenant, self.position)

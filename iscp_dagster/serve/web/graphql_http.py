@@ -20,8 +20,8 @@ from iscp_dagster.serve.graph.client_errors import (
     INTERNAL,
     TIMEOUT,
     UNAUTHENTICATED,
-    describe_error,
     format_error,
+    log_and_describe_error,
 )
 from iscp_dagster.serve.graph.documents import DocumentError, DocumentLimits, validate_document
 from iscp_dagster.serve.graph.executing import execute_query
@@ -87,7 +87,7 @@ class GraphQLOverHTTP:
             headers = {"WWW-Authenticate": "Bearer"}
             raise RefusedRequestError(401, UNAUTHENTICATED, str(error), headers) from error
         except Exception as error:
-            raise RefusedRequestError(500, INTERNAL, describe_error(error)[0]) from error
+            raise RefusedRequestError(500, INTERNAL, log_and_describe_error(error)[0]) from error
 
     async def _read_request(self, request: Request) -> GraphQLRequest:
         if _get_method(request) == "GET":
@@ -161,7 +161,7 @@ class GraphQLOverHTTP:
         except DocumentError:
             raise
         except IscpError as error:
-            message, code = describe_error(error)
+            message, code = log_and_describe_error(error)
             return 503, _format_failure(message, code)
         if document.operation.operation is not OperationType.QUERY:
             raise RefusedRequestError(

@@ -31,7 +31,7 @@ from iscp_dagster.serviceconsumers.errors import raise_job_errors
 
 AHEAD = 2
 """Batches that wait for a slow consumer before the scan does."""
-_LOOK_SECONDS = 0.2
+_PUT_SECONDS = 0.2
 GIVE_UP_SECONDS = 5.0
 """How long an interrupted run waits for a consumer that is busy and takes no rows."""
 
@@ -87,12 +87,12 @@ class Retriever:
     `seconds` the time that the consumer took.
     """
 
-    share: ConsumerScan
+    scan: ConsumerScan
     task: int = 0
     select_rows: Callable[[pa.Table], pa.Table] | None = None
     """Selects the consumer's rows from the scan's; None: all. The consumer gets its errors."""
     fences: Mapping[str, int] = field(default_factory=dict)
-    find_lost: Callable[[], Mapping[str, IscpError]] = dict
+    find_lost_tenants: Callable[[], Mapping[str, IscpError]] = dict
     """The tenants whose jobs the run no longer holds, with the error."""
     move_watermarks: Callable[[Any, Retriever], Mapping[Any, Any]] | None = None
     """Moves the watermarks in the transaction of a connection, and returns the claims of the next
@@ -116,7 +116,7 @@ class Retriever:
     """Whether rows were sent more than once."""
     broken: bool = False
     """Whether the scan failed, or its run was interrupted: its rows do not count."""
-    coming: queue.Queue[pa.Table | BaseException | None] = field(
+    messages: queue.Queue[pa.Table | BaseException | None] = field(
         default_factory=lambda: queue.Queue(AHEAD), repr=False
     )
     """Rows of the scan, then the error that ended it, or None at its end."""
@@ -125,27 +125,27 @@ class Retriever:
 
     @property
     def job(self) -> JobID:
-        return self.share.job
+        return self.scan.job
 
     @property
     def registrations(self) -> Mapping[str, int]:
-        return self.share.registrations
+        return self.scan.registrations
 
     @property
     def tenants(self) -> frozenset[str]:
-        return self.share.tenants
+        return self.scan.tenants
 
     @property
     def range(self) -> Range:
-        return self.share.range
+        return self.scan.range
 
     @property
     def data_type(self) -> DataType:
-        return self.share.data_type
+        return self.scan.data_type
 
     @property
     def build(self) -> str:
-        return self.share.build
+        return self.scan.build
 
     def next(
         self, *, delete_first: bool = False
@@ -160,7 +160,7 @@ class Retriever:
 
     def split_by_tenant(self, batch: pa.RecordBatch | None) -> Mapping[str, pa.RecordBatch]:
         """See `model.consumers.DataRetriever`."""
-        column = self.share.tenant_column
+        column = self.scan.tenant_column
         if batch is None:
             return {}
         if column is None or len(self.tenants) == 1:
@@ -173,7 +173,7 @@ class Retriever:
         """See `model.consumers.DataRetriever`."""
         rows = self._take_rows()
         if rows is not None:
-            marked = self._select_columns(rows, self.share.columns)
+            marked = self._select_columns(rows, self.scan.columns)
             rows = marked.append_column(DELETED, self._mask_deletes(rows)).combine_chunks()
             self._handed_at = time.perf_counter()
         return rows
@@ -199,15 +199,15 @@ class Retriever:
 
     def _drop_lost(self, rows: pa.Table | None) -> pa.Table | None:
         """The rows without those of jobs that the run lost. Raises FenceError if it lost all."""
-        claim_errors = self.find_lost()
+        claim_errors = self.find_lost_tenants()
         self.refused |= claim_errors
         if claim_errors and claim_errors.keys() >= self.tenants:
             raise next(iter(claim_errors.values()))
         return rows if rows is None or not claim_errors else self._filter_tenants(rows)
 
     def _filter_tenants(self, rows: pa.Table) -> pa.Table:
-        column = self.share.tenant_column
-        if column is None or not (self.refused or self.share.others):
+        column = self.scan.tenant_column
+        if column is None or not (self.refused or self.scan.others):
             return rows
         return filter_tenants(rows, column, self.tenants - self.refused.keys())
 
@@ -219,7 +219,7 @@ class Retriever:
                 if chunk is None:
                     return None
                 columns = self._list_columns()
-                selected = chunk.select(list(self.share.get_scan_names(columns))).rename_columns(
+                selected = chunk.select(list(self.scan.get_scan_names(columns))).rename_columns(
                     columns
                 )
                 self._pending = list(cut_batches(selected))
@@ -231,14 +231,14 @@ class Retriever:
                 return rows
 
     def _take_chunk(self) -> pa.Table | None:
-        message = self.coming.get()
+        message = self.messages.get()
         if isinstance(message, BaseException):
             raise message
         return message
 
     def _list_columns(self) -> list[str]:
         """The columns of the shared scan that the consumer gets."""
-        scan = self.share
+        scan = self.scan
         tenant = (scan.tenant_column,) if scan.tenant_column else ()
         return list(dict.fromkeys((*scan.columns, *scan.identity, *tenant, *SYSTEM_COLUMNS)))
 
@@ -292,8 +292,8 @@ class Retriever:
         if delete_first and self.data_type is DataType.TAIL:
             deletes = rows
         return (
-            self._make_batch(inserts, self.share.columns),
-            self._make_batch(deletes, self.share.identity),
+            self._make_batch(inserts, self.scan.columns),
+            self._make_batch(deletes, self.scan.identity),
             False,
         )
 
@@ -312,7 +312,7 @@ class Retriever:
 
     def _count_bytes(self, rows: pa.Table, stamped: pa.Table) -> None:
         """Count the bytes handed out of each tenant's `rows`."""
-        column = self.share.tenant_column
+        column = self.scan.tenant_column
         if column is None or len(self.tenants) == 1:
             self.bytes.update(dict.fromkeys(self.tenants, stamped.nbytes))
             return
@@ -320,7 +320,7 @@ class Retriever:
             self.bytes[part.tenant] += part.rows.nbytes
 
     def _count_rows(self, rows: pa.Table, mask: pa.ChunkedArray, counter: Counter[str]) -> None:
-        column = self.share.tenant_column
+        column = self.scan.tenant_column
         if column is None:
             total = pc.sum(mask).as_py()
             counter.update({DEFAULT_TENANT: total} if total else {})
@@ -345,8 +345,8 @@ class ConsumerThread:
         self._thread.start()
 
     @property
-    def share(self) -> ConsumerScan:
-        return self.retriever.share
+    def scan(self) -> ConsumerScan:
+        return self.retriever.scan
 
     @property
     def is_alive(self) -> bool:
@@ -373,7 +373,7 @@ class ConsumerThread:
         # The error must not wait behind rows that are useless now.
         with suppress(queue.Empty):
             while True:
-                self.retriever.coming.get_nowait()
+                self.retriever.messages.get_nowait()
         interruption = ConsumerError(f"The run of {self.retriever.job} was interrupted.")
         self._offer_item(error if is_failure else interruption)
         self._thread.join(None if is_failure else GIVE_UP_SECONDS)
@@ -381,7 +381,7 @@ class ConsumerThread:
     def _offer_item(self, message: pa.Table | BaseException | None) -> None:
         while self._thread.is_alive():
             try:
-                return self.retriever.coming.put(message, timeout=_LOOK_SECONDS)
+                return self.retriever.messages.put(message, timeout=_PUT_SECONDS)
             except queue.Full:
                 continue
         return None

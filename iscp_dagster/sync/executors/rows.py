@@ -8,7 +8,7 @@ from typing import Any
 
 import pyarrow as pa
 
-from iscp_dagster.clickhouse.connect.endpoint import Endpoint
+from iscp_dagster.clickhouse.connect.endpoint import ClickHouseEndpoint
 from iscp_dagster.clickhouse.types.storage import StoredType
 from iscp_dagster.clickhouse.types.texts import normalize_json_columns
 from iscp_dagster.clickhouse.types.wire import decode_rows, respell_column
@@ -25,8 +25,8 @@ def pass_through(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
 class IndexRead:
     """A query of an index in slices; all but the tenants are ClickHouse expressions."""
 
-    endpoint: Endpoint
-    rows: str
+    endpoint: ClickHouseEndpoint
+    from_clause: str
     columns: tuple[str, ...]
     bucket: str
     tenant: str | None
@@ -36,7 +36,7 @@ class IndexRead:
 
     def read_slice(self, slice_: int) -> Iterator[pa.RecordBatch]:
         """The rows of one slice; strings come as bytes, which may not be UTF-8."""
-        selected = f"SELECT {', '.join(self.columns)} FROM {self.rows}"
+        selected = f"SELECT {', '.join(self.columns)} FROM {self.from_clause}"
         query = f"{selected} WHERE {self.bucket} = {{slice:UInt32}}"
         if self.tenant is not None:
             query += f" AND toString({self.tenant}) IN {{tenants:Array(String)}}"
@@ -54,11 +54,11 @@ class IndexRead:
 def make_json_rewriter(json: tuple[str, ...]) -> Mapped:
     """A function that rewrites the JSON in these columns as `make_index_reader` writes it."""
 
-    def rows(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+    def rewrite_batches(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         for batch in batches:
             yield from normalize_json_columns(pa.table(batch), json).to_batches()
 
-    return rows
+    return rewrite_batches
 
 
 def make_value_rewriter(stored: Mapping[str, StoredType], flags: Mapping[str, str]) -> Mapped:
@@ -67,7 +67,7 @@ def make_value_rewriter(stored: Mapping[str, StoredType], flags: Mapping[str, st
     It adds the `flags`: by name, the column whose nulls the flag marks.
     """
 
-    def rows(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+    def rewrite_batches(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         for batch in batches:
             table = pa.table(batch)
             nulls = {flag: table[name].is_null() for flag, name in flags.items()}
@@ -78,23 +78,23 @@ def make_value_rewriter(stored: Mapping[str, StoredType], flags: Mapping[str, st
                 table = table.append_column(flag, column)
             yield from table.to_batches()
 
-    return rows
+    return rewrite_batches
 
 
 def make_shard_filter(placement: Placement) -> Mapped:
     """A function that keeps only the shard's rows."""
 
-    def rows(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+    def filter_batches(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         for batch in batches:
             yield from placement.select_rows(pa.table(batch)).to_batches()
 
-    return rows
+    return filter_batches
 
 
 def make_index_reader(read: IndexRead, spark_schema: Any) -> Mapped:
     """`read` for `mapInArrow`: batches of slice numbers in, rows of `spark_schema` out."""
 
-    def rows(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+    def read_slices(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         from pyspark.sql.pandas.types import to_arrow_schema
 
         schema = to_arrow_schema(spark_schema, timezone="UTC")
@@ -105,4 +105,4 @@ def make_index_reader(read: IndexRead, spark_schema: Any) -> Mapped:
                         decode_rows(table, schema), read.json
                     ).to_batches()
 
-    return rows
+    return read_slices

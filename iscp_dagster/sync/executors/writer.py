@@ -14,7 +14,7 @@ from typing import Any
 
 import pyarrow as pa
 
-from iscp_dagster.clickhouse.write.ambiguous_changes import refuse_replaced, refuse_twins
+from iscp_dagster.clickhouse.write.ambiguous_changes import refuse_replacement_chars, refuse_twins
 from iscp_dagster.clickhouse.write.chunks import (
     MOST_CHUNKS,
     ROWS_PER_CHUNK,
@@ -52,7 +52,7 @@ class Receipt:
     bytes: int = 0
     chunks: int = 0
     seconds: float = 0.0
-    again: bool = False
+    resent: bool = False
     """Whether rows were sent more than once, so that an earlier attempt may still land."""
     code: int = 0
     message: str = ""
@@ -94,7 +94,7 @@ class TaskWriter:
     (version, microseconds) of a snapshot, whose rows come without system columns and are all live.
     """
 
-    shares: Sequence[ConsumerScan]
+    scans: Sequence[ConsumerScan]
     """Each with its consumer."""
     keys: Sequence[str] = ()
     rows_per_chunk: int | None = ROWS_PER_CHUNK
@@ -125,7 +125,7 @@ class TaskWriter:
         Raises FeedGoneError for changes that do not say which rows remain; the task then has no
         receipts.
         """
-        threads = [_start_thread(scan, partition) for scan in self.shares]
+        threads = [_start_thread(scan, partition) for scan in self.scans]
         unclear: dict[str, IscpError] = {}
         try:
             for rows in self._cut_chunks(batches):
@@ -170,7 +170,7 @@ class TaskWriter:
         if self.stamp is not None:
             rows = add_system_columns(rows, self.stamp)
         else:
-            refuse_replaced(rows if self.exact is None else rows.select(list(self.exact)))
+            refuse_replacement_chars(rows if self.exact is None else rows.select(list(self.exact)))
         return combine_batches(drop_null_key_deletes(rows, self.keys))
 
     def _cut_chunks(self, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.Table]:
@@ -196,8 +196,8 @@ class TaskWriter:
         All targets of a tenant have the same keys; a shard has only its own, so each is queried.
         """
         live = [thread for thread in threads if thread.is_alive]
-        unsharded = [worker for worker in live if _get_consumer(worker.share).placement is None]
-        sharded = [[worker] for worker in live if _get_consumer(worker.share).placement is not None]
+        unsharded = [worker for worker in live if _get_consumer(worker.scan).placement is None]
+        sharded = [[worker] for worker in live if _get_consumer(worker.scan).placement is not None]
         for group in filter(None, [unsharded, *sharded]):
             try:
                 for scan, rows in self._assign_checks(group, chunk):
@@ -214,8 +214,8 @@ class TaskWriter:
         self, threads: Sequence[ConsumerThread], chunk: pa.Table
     ) -> Iterator[tuple[ConsumerScan, pa.Table]]:
         """The shares to query and their rows, so that each tenant's rows are checked once."""
-        unchecked = frozenset[str]().union(*(worker.share.tenants for worker in threads))
-        for scan in (thread.share for thread in threads):
+        unchecked = frozenset[str]().union(*(worker.scan.tenants for worker in threads))
+        for scan in (thread.scan for thread in threads):
             tenants = unchecked & scan.tenants
             if tenants:
                 column = scan.tenant_column if scan.others or tenants != scan.tenants else None
@@ -236,19 +236,19 @@ def _get_consumer(scan: ConsumerScan) -> IndexConsumer:
 def _start_thread(scan: ConsumerScan, task: int) -> ConsumerThread:
     consumer = _get_consumer(scan)
     select = consumer.select_rows if consumer.placement else None
-    return ConsumerThread(lambda: consumer, Retriever(share=scan, task=task, select_rows=select))
+    return ConsumerThread(lambda: consumer, Retriever(scan=scan, task=task, select_rows=select))
 
 
 def _make_receipts(
     thread: ConsumerThread, task: int, unclear: Mapping[str, IscpError]
 ) -> Iterator[Receipt]:
-    target = thread.share.name
+    target = thread.scan.name
     if thread.failure is not None:
         yield make_failure_receipt(target, task, thread.failure)
         return
     retriever = thread.retriever
     stopped = {
-        tenant: unclear[tenant] for tenant in unclear.keys() & thread.share.tenants
+        tenant: unclear[tenant] for tenant in unclear.keys() & thread.scan.tenants
     } | retriever.refused
     for tenant, error in sorted(stopped.items()):
         yield make_failure_receipt(target, task, error, tenant)
@@ -265,12 +265,12 @@ def _make_receipts(
             bytes=retriever.bytes[tenant],
             chunks=retriever.chunks if number == 0 else 0,
             seconds=retriever.seconds if number == 0 else 0.0,
-            again=retriever.resent,
+            resent=retriever.resent,
         )
 
 
 def make_scan_task(
-    writer: TaskWriter, rows: Mapped = pass_through, *, relayed: tuple[str, ...] = ()
+    writer: TaskWriter, to_rows: Mapped = pass_through, *, relayed: tuple[str, ...] = ()
 ) -> Mapped:
     """`writer` for `mapInArrow`: batches in, which `rows` turns into rows; receipts out.
 
@@ -285,13 +285,13 @@ def make_scan_task(
         partition = context.partitionId() if context else 0
         receipts: list[Receipt] = []
         try:
-            for chunk in writer.write_chunks(partition, rows(batches), receipts):
+            for chunk in writer.write_chunks(partition, to_rows(batches), receipts):
                 if relayed:
                     yield from _pack_rows(chunk.select(list(relayed)))
             if context and context.attemptNumber():
-                receipts = [replace(receipt, again=True) for receipt in receipts]
+                receipts = [replace(receipt, resent=True) for receipt in receipts]
         except IscpError as error:
-            targets = [scan.name for scan in writer.shares] + ([""] if relayed else [])
+            targets = [scan.name for scan in writer.scans] + ([""] if relayed else [])
             receipts = [make_failure_receipt(name, partition, error) for name in targets]
         columns = zip(*map(astuple, receipts), strict=True)
         arrays = [

@@ -14,7 +14,7 @@ from iscp_dagster.joblog.iterations import Claim, FailedStep
 from iscp_dagster.model.errors import IscpError
 from iscp_dagster.model.jobs import JobKey
 from iscp_dagster.sync.iteration.narrowing import ScanGroup
-from iscp_dagster.sync.iteration.outcomes import Outcome, PendingCommit, WriteResult
+from iscp_dagster.sync.iteration.outcomes import Outcome, RowDelivery, WriteResult
 from iscp_dagster.sync.reading.requests import ReadRequest
 
 Claims = tuple[Claim, ...]
@@ -46,7 +46,7 @@ class PlanReads:
     claims: Claims
     plan: ReadPlan | None = None
     """How they must be read; None: as the table's log says, which may differ by tenant."""
-    apart: bool = False
+    split_by_job: bool = False
     """Whether each job name gets a reading of its own."""
 
 
@@ -54,14 +54,14 @@ class PlanReads:
 class ScanClaims:
     """Read the range and write it for all claims: ScanFinished or ScanFailed."""
 
-    trial: ScanGroup
+    group: ScanGroup
 
 
 @dataclass(frozen=True)
-class VerifyScan:
+class SettleScan:
     """Compare ClickHouse's rows with those sent, settle steps that write none: ScanVerified."""
 
-    part: ScanResult
+    result: ScanResult
 
 
 @dataclass(frozen=True)
@@ -71,21 +71,21 @@ class PlaceRows:
     A tail is in place since its scan: only jobs that are no longer held are dropped from it.
     """
 
-    deliveries: tuple[PendingCommit, ...]
+    deliveries: tuple[RowDelivery, ...]
 
 
 @dataclass(frozen=True)
 class MoveWatermarks:
     """Move the watermarks to the claims' ends or to the next steps' beginnings: WatermarksMoved."""
 
-    deliveries: tuple[PendingCommit, ...]
+    deliveries: tuple[RowDelivery, ...]
 
 
 @dataclass(frozen=True)
 class ServeIndex:
     """Have readers see the index's generation, if that is complete: IndexServed."""
 
-    deliveries: tuple[PendingCommit, ...]
+    deliveries: tuple[RowDelivery, ...]
 
 
 @dataclass(frozen=True)
@@ -127,7 +127,7 @@ Command = (
     RecordSteps
     | PlanReads
     | ScanClaims
-    | VerifyScan
+    | SettleScan
     | PlaceRows
     | MoveWatermarks
     | ServeIndex
@@ -150,37 +150,37 @@ class JobsClaimed:
 class StepsRecorded:
     """The state store has the claims' steps, except those that another run took."""
 
-    lost: Mapping[JobKey, IscpError] = field(default_factory=dict)
+    errors: Mapping[JobKey, IscpError] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
 class ReadsPlanned:
     """The readings of the claims."""
 
-    readings: tuple[tuple[ReadRequest, Claims], ...]
+    requests: tuple[tuple[ReadRequest, Claims], ...]
 
 
 @dataclass(frozen=True)
 class ScanFinished:
     """The scan ended, and wrote this for each job name."""
 
-    trial: ScanGroup
-    parts: tuple[ScanResult, ...]
+    group: ScanGroup
+    results: tuple[ScanResult, ...]
 
 
 @dataclass(frozen=True)
 class ScanFailed:
     """The scan wrote for none of its jobs."""
 
-    trial: ScanGroup
+    group: ScanGroup
     error: IscpError
 
 
 @dataclass(frozen=True)
-class ScanVerified:
+class ScanSettled:
     """The rows of the part are counted."""
 
-    part: ScanResult
+    result: ScanResult
     outcomes: Mapping[JobKey, Outcome] = field(default_factory=dict)
     """The outcomes of the steps for which nothing is written: skipped or set aside."""
     errors: Mapping[JobKey, IscpError] = field(default_factory=dict)
@@ -200,7 +200,7 @@ class FailuresRecorded:
 class RowsPlaced:
     """The rows are in place, except the failed jobs' rows."""
 
-    deliveries: tuple[PendingCommit, ...]
+    deliveries: tuple[RowDelivery, ...]
     errors: Mapping[JobKey, IscpError] = field(default_factory=dict)
 
 
@@ -208,7 +208,7 @@ class RowsPlaced:
 class WatermarksMoved:
     """The watermarks have moved, except the failed jobs' watermarks."""
 
-    deliveries: tuple[PendingCommit, ...]
+    deliveries: tuple[RowDelivery, ...]
     claims: Claims = ()
     """The next steps; none after the last one."""
     errors: Mapping[JobKey, IscpError] = field(default_factory=dict)
@@ -218,7 +218,7 @@ class WatermarksMoved:
 class IndexServed:
     """The rows can be read, at the latest since `at`; None: they are not published yet."""
 
-    deliveries: tuple[PendingCommit, ...]
+    deliveries: tuple[RowDelivery, ...]
     at: datetime | None
 
 
@@ -250,7 +250,7 @@ IterationEvent = (
     | ReadsPlanned
     | ScanFinished
     | ScanFailed
-    | ScanVerified
+    | ScanSettled
     | FailuresRecorded
     | RowsPlaced
     | WatermarksMoved

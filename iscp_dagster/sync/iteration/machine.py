@@ -20,7 +20,7 @@ from iscp_dagster.sync.iteration import commands, narrowing
 from iscp_dagster.sync.iteration.outcomes import (
     ErrorDetail,
     Outcome,
-    PendingCommit,
+    RowDelivery,
     WriteResult,
     make_failure,
 )
@@ -41,29 +41,29 @@ Next = tuple["IterationState", tuple[commands.Command, ...]]
 class IterationState:
     """Where the iteration's claims are."""
 
-    open: Mapping[JobKey, Claim] = field(default_factory=dict)
+    open_claims: Mapping[JobKey, Claim] = field(default_factory=dict)
     """The claims that have not ended, each with the step that it is at."""
     reports: Mapping[JobKey, ConsumerReport] = field(default_factory=dict)
     """What their consumers reported of earlier steps."""
-    trials: tuple[narrowing.ScanGroup, ...] = ()
+    groups: tuple[narrowing.ScanGroup, ...] = ()
     """The scans to make before other claims' turn, in order."""
     unclear: Mapping[JobKey, str] = field(default_factory=dict)
     """Why the changes of some jobs cannot be read: they get a snapshot after the trials."""
     scan_history: narrowing.ScanHistory = field(default_factory=dict)
     """What the trials of this step have shown."""
-    many: bool = False
+    has_many_tenants: bool = False
     """Whether the iteration has several tenants."""
 
     def end_claims(self, outcomes: Iterable[Outcome]) -> IterationState:
         """The state after these outcomes, which end their claims."""
         ended = {outcome.claim.key for outcome in outcomes}
-        remaining = {key: claim for key, claim in self.open.items() if key not in ended}
-        return replace(self, open=remaining)
+        remaining = {key: claim for key, claim in self.open_claims.items() if key not in ended}
+        return replace(self, open_claims=remaining)
 
     def get_claims(self, keys: Iterable[JobKey]) -> commands.Claims:
         """The open claims of these jobs."""
         requested = set(keys)
-        return tuple(claim for key, claim in self.open.items() if key in requested)
+        return tuple(claim for key, claim in self.open_claims.items() if key in requested)
 
 
 def handle_event(state: IterationState, event: commands.IterationEvent) -> Next:  # noqa: C901, PLR0911, PLR0912 - a table
@@ -77,15 +77,15 @@ def handle_event(state: IterationState, event: commands.IterationEvent) -> Next:
             )
         case commands.ReadsPlanned(requests):
             groups = [
-                narrowing.ScanGroup(reading=request, claims=claims) for request, claims in requests
+                narrowing.ScanGroup(request=request, claims=claims) for request, claims in requests
             ]
-            return replace(state, trials=(*groups, *state.trials)), ()
+            return replace(state, groups=(*groups, *state.groups)), ()
         case commands.ScanFinished(group, results):
             return _handle_scan(state, group, results)
         case commands.ScanFailed(group, error):
             return _handle_scan_failure(state, group, error)
-        case commands.ScanVerified():
-            return _handle_verified(state, event)
+        case commands.ScanSettled():
+            return _handle_settled(state, event)
         case commands.FailuresRecorded(failures):
             return state.end_claims(failures), (commands.ReturnOutcomes(failures),)
         case commands.RowsPlaced(deliveries, row_errors):
@@ -103,16 +103,16 @@ def handle_event(state: IterationState, event: commands.IterationEvent) -> Next:
             return _fail_open_claims(state, error)
         case commands.RunInterrupted():
             return IterationState(), (
-                commands.ReleaseClaims(tuple(state.open.values())),
-            ) if state.open else ()
+                commands.ReleaseClaims(tuple(state.open_claims.values())),
+            ) if state.open_claims else ()
 
 
 def _begin_claims(state: IterationState, claims: commands.Claims) -> Next:
     """Claims whose range contradicts the record fail; the others' first steps are recorded."""
     state = replace(
         state,
-        open={claim.key: claim for claim in claims},
-        many=len(narrowing.get_tenants(claims)) > 1,
+        open_claims={claim.key: claim for claim in claims},
+        has_many_tenants=len(narrowing.get_tenants(claims)) > 1,
     )
     rejected = [claim for claim in claims if claim.step.action is BatchAction.REJECT]
     failures = [make_failure(claim, BatchError(MISMATCH.format(claim=claim))) for claim in rejected]
@@ -125,9 +125,9 @@ def _begin_claims(state: IterationState, claims: commands.Claims) -> Next:
 
 def _choose_next(state: IterationState) -> Next:
     """The next scan: a waiting group, else unclear changes as a snapshot, else the next step."""
-    if state.trials:
-        group, *later_groups = state.trials
-        state = replace(state, trials=tuple(later_groups))
+    if state.groups:
+        group, *later_groups = state.groups
+        state = replace(state, groups=tuple(later_groups))
         if not group.errors:
             return state, (commands.ScanClaims(group),)
         state, failures = _split_group(state, group)
@@ -139,9 +139,9 @@ def _choose_next(state: IterationState) -> Next:
             # A reason may name a key of one tenant, which the others must not see.
             plan = replace(UNCLEAR, reason=state.unclear[claims[0].key])
         return replace(state, unclear={}), (commands.PlanReads(claims, plan=plan),)
-    if state.open:
+    if state.open_claims:
         return replace(state, scan_history={}), (
-            commands.PlanReads(_select_earliest(list(state.open.values()))),
+            commands.PlanReads(_select_earliest(list(state.open_claims.values()))),
         )
     return state, ()
 
@@ -173,11 +173,11 @@ def _split_group(
     unclear = {
         claim.key: error.message
         for claim, error in claim_errors
-        if error.code == FeedGoneError.code and not group.reading.is_snapshot
+        if error.code == FeedGoneError.code and not group.request.is_snapshot
     }
     state = replace(
         state,
-        trials=(*smaller, *state.trials),
+        groups=(*smaller, *state.groups),
         unclear={**state.unclear, **unclear},
     )
     return state, _make_fail_command(
@@ -191,19 +191,19 @@ def _handle_scan_failure(
     state: IterationState, group: narrowing.ScanGroup, error: IscpError
 ) -> Next:
     """Stop, unless the rows of one tenant, or the expression of one job, may be at fault."""
-    reason, request = ErrorDetail.from_error(error), group.reading
+    reason, request = ErrorDetail.from_error(error), group.request
     imaged = request.transitions is not None
-    if not (state.many or imaged) or not (
+    if not (state.has_many_tenants or imaged) or not (
         reason.tenant_may_be_cause or isinstance(error, FenceError)
     ):
         return state, (commands.AbortIteration(error),)
     jobs = {claim.key.job_name for claim in _filter_writing(group.claims)}
     if imaged and len(jobs) > 1 and reason.tenant_may_be_cause:
-        return state, (commands.PlanReads(group.claims, plan=request.plan, apart=True),)
+        return state, (commands.PlanReads(group.claims, plan=request.plan, split_by_job=True),)
     failed = WriteResult(
-        reading=request, error=reason, tenant_may_be_cause=reason.tenant_may_be_cause
+        request=request, error=reason, tenant_may_be_cause=reason.tenant_may_be_cause
     )
-    unread = WriteResult(reading=request)
+    unread = WriteResult(request=request)
     results = tuple(
         commands.ScanResult(claims=claims, written=failed if job in jobs else unread)
         for job, claims in group_by_job(group.claims).items()
@@ -227,13 +227,13 @@ def _handle_scan(
         else:
             state = _remember_scan(state, group, result)
         state, readable = _exclude_unclear(state, _exclude_claims(result, suspects))
-        checks += [commands.VerifyScan(readable)] if readable.claims else []
+        checks += [commands.SettleScan(readable)] if readable.claims else []
     new_groups = (
         replace(group, claims=tuple(to_rescan)),
         replace(group, claims=tuple(to_split), errors=joint_errors),
     )
-    groups = (*(trial for trial in new_groups if trial.claims), *state.trials)
-    return replace(state, trials=groups), (*checks, commands.DropStaging())
+    groups = (*(trial for trial in new_groups if trial.claims), *state.groups)
+    return replace(state, groups=groups), (*checks, commands.DropStaging())
 
 
 def _find_suspects(group: narrowing.ScanGroup, result: commands.ScanResult) -> list[Claim]:
@@ -267,7 +267,7 @@ def _remember_scan(
         return replace(
             state,
             scan_history=narrowing.record_scan(
-                state.scan_history, group, result.job, served=succeeded
+                state.scan_history, group, result.job, succeeded=succeeded
             ),
         )
     return state
@@ -284,7 +284,7 @@ def _exclude_unclear(
     state: IterationState, result: commands.ScanResult
 ) -> tuple[IterationState, commands.ScanResult]:
     """Leave out the claims whose changes turned out to be unreadable: they get a snapshot."""
-    if result.written.reading.is_snapshot:
+    if result.written.request.is_snapshot:
         return state, result
     errors = {
         claim.key: result.written.get_error(claim.key.tenant)
@@ -299,13 +299,13 @@ def _exclude_unclear(
     return replace(state, unclear={**state.unclear, **unreadable}), replace(result, claims=readable)
 
 
-def _handle_verified(state: IterationState, event: commands.ScanVerified) -> Next:
+def _handle_settled(state: IterationState, event: commands.ScanSettled) -> Next:
     """Put the correct rows in place, and record what failed."""
-    outcomes = [_make_outcome(state, event, claim) for claim in event.part.claims]
+    outcomes = [_make_outcome(state, event, claim) for claim in event.result.claims]
     failures = [outcome for outcome in outcomes if isinstance(outcome, FailedStep)]
-    deliveries = [outcome for outcome in outcomes if isinstance(outcome, PendingCommit)]
+    deliveries = [outcome for outcome in outcomes if isinstance(outcome, RowDelivery)]
     # A watermark that a consumer settled has already moved.
-    next_claims = event.part.written.next_claims
+    next_claims = event.result.written.next_claims
     if next_claims is not None:
         claims = tuple(claim for claim in next_claims.values() if claim is not None)
         state, following = _handle_moved(state, commands.WatermarksMoved(tuple(deliveries), claims))
@@ -318,12 +318,12 @@ def _handle_verified(state: IterationState, event: commands.ScanVerified) -> Nex
 
 
 def _handle_placed(
-    deliveries: Sequence[PendingCommit], errors: Mapping[JobKey, IscpError]
+    deliveries: Sequence[RowDelivery], errors: Mapping[JobKey, IscpError]
 ) -> tuple[commands.Command, ...]:
     remaining = tuple(delivery for delivery in deliveries if delivery.claim.key not in errors)
     return (
         *([commands.MoveWatermarks(remaining)] if remaining else []),
-        *_fail_commits(deliveries, errors),
+        *_fail_deliveries(deliveries, errors),
     )
 
 
@@ -340,18 +340,18 @@ def _handle_moved(state: IterationState, event: commands.WatermarksMoved) -> Nex
     }
     state = replace(
         state,
-        open={**state.open, **{claim.key: claim for claim in event.claims}},
+        open_claims={**state.open_claims, **{claim.key: claim for claim in event.claims}},
         reports={**state.reports, **reported},
     )
     return state, (
         *([commands.ServeIndex(final)] if final else []),
         *([commands.RecordSteps(event.claims)] if event.claims else []),
-        *_fail_commits(event.deliveries, event.errors, late=True),
+        *_fail_deliveries(event.deliveries, event.errors, late=True),
     )
 
 
-def _fail_commits(
-    deliveries: Iterable[PendingCommit], errors: Mapping[JobKey, IscpError], *, late: bool = False
+def _fail_deliveries(
+    deliveries: Iterable[RowDelivery], errors: Mapping[JobKey, IscpError], *, late: bool = False
 ) -> tuple[commands.RecordFailures, ...]:
     """Fail these jobs. One that is lost once its snapshot is in place (`late`) starts over: the
     snapshot may have replaced a later one.
@@ -371,9 +371,9 @@ def _fail_commits(
     )
 
 
-def _make_outcome(state: IterationState, event: commands.ScanVerified, claim: Claim) -> Outcome:
+def _make_outcome(state: IterationState, event: commands.ScanSettled, claim: Claim) -> Outcome:
     """How the claim's step ended."""
-    written, tenant = event.part.written, claim.key.tenant
+    written, tenant = event.result.written, claim.key.tenant
     earlier = state.reports.get(claim.key, {})
     passed = event.outcomes.get(claim.key)
     row_error, error = event.errors.get(claim.key), written.get_error(tenant)
@@ -385,12 +385,12 @@ def _make_outcome(state: IterationState, event: commands.ScanVerified, claim: Cl
         return make_failure(claim, row_error, earlier)
     if error is not None:
         return make_failure(claim, error, merge_facts(earlier, written.reports.get(tenant, {})))
-    return PendingCommit(claim=_keep_last_step(claim, written), written=written, earlier=earlier)
+    return RowDelivery(claim=_keep_last_step(claim, written), written=written, earlier=earlier)
 
 
 def _keep_last_step(claim: Claim, written: WriteResult) -> Claim:
     """Make a snapshot that covers the whole claim its last step."""
-    request = written.reading
+    request = written.request
     if claim.last or not request.is_snapshot or request.range.to.version < claim.range.to.version:
         return claim
     return replace(claim, steps=claim.steps[-1:])
@@ -401,7 +401,7 @@ def _fail_open_claims(state: IterationState, error: Exception) -> Next:
     code = error.code if isinstance(error, IscpError) else IscpError.code
     text = str(error) if isinstance(error, IscpError) else f"{type(error).__name__}: {error}"
     reason = ErrorDetail(code=code, message=text)
-    failures = tuple(_make_failure(state, key, reason) for key in state.open)
+    failures = tuple(_make_failure(state, key, reason) for key in state.open_claims)
     reported = tuple(failure for failure in failures if failure.reported)
     return IterationState(), (
         *_make_fail_command(failures),
@@ -411,7 +411,7 @@ def _fail_open_claims(state: IterationState, error: Exception) -> Next:
 
 def _make_failure(state: IterationState, key: JobKey, error: IscpError | ErrorDetail) -> FailedStep:
     """The claim's failure, with what was done in earlier steps."""
-    return make_failure(state.open[key], error, state.reports.get(key, {}))
+    return make_failure(state.open_claims[key], error, state.reports.get(key, {}))
 
 
 def _make_fail_command(

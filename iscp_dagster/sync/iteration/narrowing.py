@@ -32,7 +32,7 @@ class UntriedError(IscpError):
 class ScanGroup:
     """Claims to scan together."""
 
-    reading: ReadRequest
+    request: ReadRequest
     claims: tuple[Claim, ...]
     errors: Mapping[str, ErrorDetail] = field(default_factory=dict)
     """By job name, the error with which these claims failed together; if there is any, the group is
@@ -44,10 +44,12 @@ ScanHistory = Mapping[tuple[str, ReadKind], tuple[bool, ...]]
 several tenants failed together."""
 
 
-def record_scan(history: ScanHistory, group: ScanGroup, job: str, *, served: bool) -> ScanHistory:
+def record_scan(
+    history: ScanHistory, group: ScanGroup, job: str, *, succeeded: bool
+) -> ScanHistory:
     """The history with a scan: of all its tenants if `served`, else of its only one."""
     key = _get_history_key(group, job)
-    return {**history, key: (*history.get(key, ()), served)}
+    return {**history, key: (*history.get(key, ()), succeeded)}
 
 
 def split_group(history: ScanHistory, group: ScanGroup) -> tuple[list[ScanGroup], list[Claim]]:
@@ -91,7 +93,7 @@ def _get_results(history: ScanHistory, group: ScanGroup, claim: Claim) -> Sequen
 
 
 def _get_history_key(group: ScanGroup, job: str) -> tuple[str, ReadKind]:
-    return job, group.reading.plan.kind
+    return job, group.request.plan.kind
 
 
 def _filter_claims(claims: Sequence[Claim], tenants: Collection[str]) -> tuple[Claim, ...]:

@@ -45,7 +45,7 @@ class ErrorDetail:
 class WriteResult:
     """What a scan read, and wrote for one job name's tenants; counts are by tenant."""
 
-    reading: ReadRequest
+    request: ReadRequest
     store: IndexStore | None = None
     """The index's tables, the staging table among them; None for any other consumer."""
     inserted: Mapping[str, int] = field(default_factory=dict)
@@ -76,7 +76,7 @@ class WriteResult:
 
 
 @dataclass(frozen=True, kw_only=True)
-class PendingCommit:
+class RowDelivery:
     """One job's rows as a scan wrote them; they count once published."""
 
     claim: Claim
@@ -100,7 +100,7 @@ class PendingCommit:
 
     @property
     def plan(self) -> ReadPlan:
-        return self.written.reading.plan
+        return self.written.request.plan
 
     @property
     def replaces(self) -> bool:
@@ -110,7 +110,7 @@ class PendingCommit:
     @property
     def range(self) -> Range:
         """The range that was read: the claim's step, or for a snapshot up to a later version."""
-        return self.written.reading.range
+        return self.written.request.range
 
     @property
     def to(self) -> Moment:
@@ -141,7 +141,7 @@ class PendingCommit:
     @property
     def gap(self) -> str:
         """The versions whose changes its history will lack, and why; empty: none."""
-        return self.written.reading.gap
+        return self.written.request.gap
 
     @property
     def data_version(self) -> int:
@@ -156,7 +156,7 @@ class PendingCommit:
         return WrittenStep(claim=self.claim, to=self.to, counts=counts | reported)
 
 
-Outcome = PendingCommit | FailedStep
+Outcome = RowDelivery | FailedStep
 
 
 def make_failure(

@@ -100,7 +100,7 @@ def get_max_chunks(request: ReadRequest) -> int:
     return compute_chunks_per_task(int(request.layout.get(PARTITIONS, 1)))
 
 
-def build_of(request: ReadRequest) -> str:
+def get_build_name(request: ReadRequest) -> str:
     """The batch's name, which is part of its chunks' tokens."""
     return str(request.layout.get("build", ""))
 
@@ -113,7 +113,7 @@ class MappedFrame:
     unpack: Mapped = pass_through
     names: tuple[str, ...] | None = None
     """The frame's columns; None: Spark knows them."""
-    few: bool = False
+    is_small: bool = False
     """Whether the run itself takes the rows, since that is less work than a task in Python."""
 
 
@@ -262,7 +262,7 @@ class SourceReader:
             return {}
         added = [column.name for column in self._list_added_columns(range_)]
         return (
-            self.store(info, range_.to.version).find_filled_columns(added, self.tenants)
+            self.make_index_store(info, range_.to.version).find_filled_columns(added, self.tenants)
             if added
             else {}
         )
@@ -284,7 +284,7 @@ class SourceReader:
             return list_image_columns(self.source, info, transitions, available)
         return get_consumer_kind(info.type).list_columns(self.source, info, available)
 
-    def store(self, info: ConsumerInfo, version: int) -> IndexStore:
+    def make_index_store(self, info: ConsumerInfo, version: int) -> IndexStore:
         """The ClickHouse tables of an index, for the schema at `version`."""
         index, schema = resolve_index(self.source, info), self.get_schema(version)
         calculated = None
@@ -293,9 +293,9 @@ class SourceReader:
         store = self.deployment.make_index_store
         return store(self.source, index, schema, info.generation, calculated=calculated)
 
-    def index_store(self, info: ConsumerInfo, version: int) -> IndexStore | None:
+    def make_index_store_if_any(self, info: ConsumerInfo, version: int) -> IndexStore | None:
         """The same, but None for a consumer that keeps no index."""
-        return self.store(info, version) if is_index(info) else None
+        return self.make_index_store(info, version) if is_index(info) else None
 
     def get_view_columns(
         self, info: ConsumerInfo, transitions: Transitions, version: int
@@ -404,7 +404,7 @@ class SourceReader:
         )
         if rows is not None:
             frame = delta_transitions.build_images(spark, read, rows)
-            return MappedFrame(frame, names=tuple(read.image_columns), few=True)
+            return MappedFrame(frame, names=tuple(read.image_columns), is_small=True)
         frame = delta_transitions.read_images(spark, read, range_.from_, end, partitions=partitions)
         return MappedFrame(frame, names=tuple(read.image_columns))
 
@@ -447,7 +447,7 @@ class SourceReader:
         """The files of the feed; None if they are incomplete, or hold more than this."""
         after, upto = range_.from_.version, range_.to.version
         volumes = self.delta_log.list_written_volumes(after, upto, self.tenants)
-        files = self.delta_log.feed_files(after, upto, self.tenants)
+        files = self.delta_log.list_feed_files(after, upto, self.tenants)
         if volumes is None or files is None:
             return None
         # `rows` counts what was written; the files of deleted rows are read as well.

@@ -16,7 +16,7 @@ from iscp_dagster.model.specs import ConsumerInfo
 from iscp_dagster.model.states import JobState
 from iscp_dagster.sync.executors.retriever import Retriever
 
-FIRST = 2
+FIRST_CLAIM_FENCE = 2
 """The fence of a job's very first claim: 0 when registered, 1 when queued, 2 when begun."""
 
 
@@ -55,13 +55,13 @@ class ConsumerClaims:
         """The tenants with a batch left unconfirmed by an earlier run that may still write."""
         return frozenset(claim.key.tenant for claim in self.claims if claim.takes_over)
 
-    def list_written_tenants(self) -> frozenset[str]:
+    def list_maybe_written_tenants(self) -> frozenset[str]:
         """The tenants for which an earlier run may have written rows: all but new jobs' tenants."""
         rows = Counter(job.key.tenant for job in self._list_jobs())
         return frozenset(
             claim.key.tenant
             for claim in self.claims
-            if claim.fence > FIRST or rows[claim.key.tenant] > 1
+            if claim.fence > FIRST_CLAIM_FENCE or rows[claim.key.tenant] > 1
         )
 
     def list_live_runs(self) -> Collection[str]:
@@ -70,11 +70,11 @@ class ConsumerClaims:
         running = self.log.list_jobs(state=JobState.RUNNING)
         return {job.run_id for job in running if job.run_id and _get_index(job) == index}
 
-    def find_lost(self) -> Mapping[str, FenceError]:
+    def find_lost_tenants(self) -> Mapping[str, FenceError]:
         """The tenants whose jobs this run no longer holds."""
         return {key.tenant: error for key, error in find_lost_claims(self.log, self.claims).items()}
 
-    def find_loss(self, tenant: str) -> FenceError | None:
+    def find_claim_error(self, tenant: str) -> FenceError | None:
         """Why this run no longer holds the tenant's job; None: it does."""
         claims = [claim for claim in self.claims if claim.key.tenant == tenant]
         return next(iter(find_lost_claims(self.log, claims).values()), None)

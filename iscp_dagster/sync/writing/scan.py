@@ -40,7 +40,7 @@ from iscp_dagster.sync.iteration.outcomes import ErrorDetail, WriteResult
 from iscp_dagster.sync.reading.reader import (
     MappedFrame,
     SourceReader,
-    build_of,
+    get_build_name,
     get_max_chunks,
     get_rows_per_chunk,
     make_build_name,
@@ -63,10 +63,10 @@ ByJob = Mapping[str, WriteResult]
 """What a scan wrote, by the job's name."""
 
 
-def clear(scanned: ByJob) -> None:
+def drop_staging_tables(scanned: ByJob) -> None:
     """Drop the staging tables, whose rows are in place or never will be."""
     for written in scanned.values():
-        if written.store is not None and written.reading.is_snapshot:
+        if written.store is not None and written.request.is_snapshot:
             # Otherwise the next run or the hourly maintenance drops them.
             with suppress(IscpError):
                 written.store.drop_staging_table()
@@ -81,10 +81,10 @@ def scan_group(reader: SourceReader, group: ScanGroup) -> ScanFinished | ScanFai
         for job in sorted(claims_by_job)
     ]
     try:
-        written = scan_range(reader, group.reading, all_claims) if all_claims else {}
+        written = scan_range(reader, group.request, all_claims) if all_claims else {}
     except IscpError as error:
         return ScanFailed(group, error)
-    unread = WriteResult(reading=group.reading)
+    unread = WriteResult(request=group.request)
     results = [
         ScanResult(claims=claims, written=written.get(job, unread))
         for job, claims in group_by_job(group.claims).items()
@@ -115,7 +115,7 @@ def scan_range(
         written.error and written.error.code == NotPlainError.code for written in by_job.values()
     ):
         return by_job
-    clear(by_job)
+    drop_staging_tables(by_job)
     return _try_scan(reader, request, all_claims, through_spark=True)
 
 
@@ -129,7 +129,7 @@ def _try_scan(
     started = time.perf_counter()
     scans: dict[str, ConsumerScan] = {}
     threads: dict[str, ConsumerThread] = {}
-    written = {sink.job.job: WriteResult(reading=request) for sink in all_claims}
+    written = {sink.job.job: WriteResult(request=request) for sink in all_claims}
     for consumer_claims in all_claims:
         name = consumer_claims.job.job
         try:
@@ -154,7 +154,7 @@ def _try_scan(
     request = request.select_triggers(threads)
     staged, to = request.is_snapshot, request.range.to
     writer = TaskWriter(
-        shares=list(scans.values()),
+        scans=list(scans.values()),
         keys=reader.source.keys,
         rows_per_chunk=None if staged else get_rows_per_chunk(request),
         most_chunks=get_max_chunks(request),
@@ -177,10 +177,10 @@ def _try_scan(
         _abort_threads(threads, error)
         if (feed_error := _to_feed_error(request, error)) is not None:
             return {
-                name: _set_error(result, feed_error, unsure=True)
+                name: _set_error(result, feed_error, tenant_may_be_cause=True)
                 for name, result in written.items()
             }
-        clear(written)
+        drop_staging_tables(written)
         raise
     seconds = time.perf_counter() - started
     for name, scan in scans.items():
@@ -231,13 +231,17 @@ def _describe_source(
     return f"{location}, read for {', '.join(claims.job.job for claims in all_claims)}"
 
 
-def _set_error(written: WriteResult, error: IscpError, *, unsure: bool = False) -> WriteResult:
-    return replace(written, error=ErrorDetail.from_error(error), tenant_may_be_cause=unsure)
+def _set_error(
+    written: WriteResult, error: IscpError, *, tenant_may_be_cause: bool = False
+) -> WriteResult:
+    return replace(
+        written, error=ErrorDetail.from_error(error), tenant_may_be_cause=tenant_may_be_cause
+    )
 
 
 def _has_held_claims(all_claims: Sequence[ConsumerClaims]) -> bool:
     return any(
-        len(consumer_claims.find_lost()) < len(consumer_claims.claims)
+        len(consumer_claims.find_lost_tenants()) < len(consumer_claims.claims)
         for consumer_claims in all_claims
     )
 
@@ -268,7 +272,7 @@ def _make_consumer_scan(
         tenant_column=table.tenant,
         scan_names=_map_conditions(reader, consumer_claims),
         # Each attempt stages from scratch, so ClickHouse must know none of its tokens.
-        build=make_build_name() if request.is_snapshot else build_of(request),
+        build=make_build_name() if request.is_snapshot else get_build_name(request),
     )
 
 
@@ -298,7 +302,7 @@ def _prepare_store(
 
     Raises the first of these errors if it may write no tenant.
     """
-    store = reader.store(consumer_claims.info, scan.range.to.version)
+    store = reader.make_index_store(consumer_claims.info, scan.range.to.version)
     if store.placement is not None:
         # A hung server would hold up the other shards for a whole query timeout.
         store.endpoint.ping()
@@ -308,13 +312,15 @@ def _prepare_store(
     if not staged:
         stopped |= reader.find_readd_errors(consumer_claims.info, scan.range)
     taken_over = (
-        consumer_claims.list_written_tenants() if staged else consumer_claims.left_unconfirmed
+        consumer_claims.list_maybe_written_tenants() if staged else consumer_claims.left_unconfirmed
     )
     store = (
-        store.take_over(taken_over, consumer_claims.list_live_runs) if taken_over else store.enter()
+        store.take_over(taken_over, consumer_claims.list_live_runs)
+        if taken_over
+        else store.refresh_epochs()
     )
     # Only now: a run that lost its claims before could have read the new holder's epochs.
-    stopped |= consumer_claims.find_lost()
+    stopped |= consumer_claims.find_lost_tenants()
     if stopped.keys() >= scan.tenants:
         raise next(iter(stopped.values()))
     return replace(store, attempt=make_attempt_id(consumer_claims.run_id)), stopped
@@ -325,9 +331,9 @@ def _attach_consumer(scan: ConsumerScan, store: IndexStore) -> ConsumerScan:
     staged = scan.data_type is DataType.SNAPSHOT
     if staged:
         store.clear_letters(scan.registrations, version=scan.range.to.version)
-        store.stage()
+        store.create_staging_table()
     consumer = IndexConsumer(
-        endpoint=store.endpoint, target=store.target(staged=staged), placement=store.placement
+        endpoint=store.endpoint, target=store.make_target(staged=staged), placement=store.placement
     )
     return replace(scan, consumer=consumer)
 
@@ -336,10 +342,10 @@ def _start_thread(
     reader: SourceReader, consumer_claims: ConsumerClaims, scan: ConsumerScan, request: ReadRequest
 ) -> ConsumerThread:
     retriever = Retriever(
-        share=scan,
+        scan=scan,
         move_watermarks=consumer_claims.move_watermarks,
         fences=consumer_claims.fences,
-        find_lost=consumer_claims.find_lost,
+        find_lost_tenants=consumer_claims.find_lost_tenants,
     )
     return ConsumerThread(
         lambda: _make_consumer(reader, consumer_claims, request, retriever), retriever
@@ -358,7 +364,7 @@ def _make_consumer(
         columns=reader.list_columns(consumer_claims.info, request.range.to.version),
         reason=request.plan.reason,
         repairs={claim.key.tenant: claim.repairs for claim in consumer_claims.claims},
-        lost=partial(_find_loss, consumer_claims, retriever),
+        lost=partial(_find_stop_error, consumer_claims, retriever),
         deployment=reader.deployment,
     )
     return get_consumer_kind(consumer_claims.info.type).make_consumer(
@@ -366,13 +372,13 @@ def _make_consumer(
     )
 
 
-def _find_loss(
+def _find_stop_error(
     consumer_claims: ConsumerClaims, retriever: Retriever, tenant: str
 ) -> IscpError | None:
     """The error that ends the work for the tenant; None: it continues."""
     if retriever.broken:
         return ScanError("The scan ended before its consumers did; the next iteration continues.")
-    return consumer_claims.find_loss(tenant)
+    return consumer_claims.find_claim_error(tenant)
 
 
 def _run_scan(
@@ -388,9 +394,9 @@ def _run_scan(
 
     For few rows the run itself does the executors' work.
     """
-    scans = [worker.retriever.share for worker in threads.values()]
+    scans = [worker.retriever.scan for worker in threads.values()]
     shared = dict.fromkeys(name for scan in scans for name in scan.get_scan_names(scan.columns))
-    columns = dict.fromkeys(name for share in writer.shares for name in share.columns)
+    columns = dict.fromkeys(name for share in writer.scans for name in share.columns)
     relayed = (*shared, *SYSTEM_COLUMNS) if threads else ()
     frame = reader.make_frame(spark, request, [*columns, *shared], through_spark=through_spark)
     task = make_scan_task(writer, frame.unpack, relayed=relayed)
@@ -416,7 +422,7 @@ def _read_output(
     mapped: MappedFrame, task: Mapped, *, one_by_one: bool
 ) -> Iterable[dict[str, Any]]:
     """The task's output. Fetching all at once takes one request; `collect` takes another."""
-    if mapped.few:
+    if mapped.is_small:
         batches = task(mapped.frame.toArrow().to_batches())
         return (row for batch in batches for row in batch.to_pylist())
     results = map_in_arrow(mapped.frame, task, to_spark_schema(SCAN_SCHEMA), mapped.names)
@@ -439,7 +445,7 @@ def _collect_result(
         return replace(written, error=error, tenant_may_be_cause=error.tenant_may_be_cause)
     if thread.failure is not None:
         # A consumer's error does not say whose rows caused it, whatever its code.
-        return _set_error(written, thread.failure, unsure=thread.made)
+        return _set_error(written, thread.failure, tenant_may_be_cause=thread.made)
     return replace(
         written,
         inserted=dict(retriever.inserted),
@@ -483,7 +489,7 @@ def _sum_receipts(
         bytes=dict(bytes_),
         chunks=sum(receipt.chunks for receipt in target_receipts),
         write_seconds=sum(receipt.seconds for receipt in target_receipts),
-        resent=any(receipt.again for receipt in target_receipts),
+        resent=any(receipt.resent for receipt in target_receipts),
     )
 
 
@@ -498,7 +504,7 @@ def _reject_late_inserts(
         return written
     assert written.store is not None
     try:
-        written.store.shut_out(tenants)
+        written.store.reject_earlier_inserts(tenants)
     except IscpError as error:
         return _set_error(written, error)
     return written

@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass, field
 
-from iscp_dagster.clickhouse.connect.endpoint import Endpoint
+from iscp_dagster.clickhouse.connect.endpoint import ClickHouseEndpoint
 from iscp_dagster.clickhouse.kinds.indexes import resolve_index
-from iscp_dagster.clickhouse.tables.generations import find_unsettled_views
+from iscp_dagster.clickhouse.tables.generations import find_outdated_views
 from iscp_dagster.clickhouse.tables.indexes import IndexStore
 from iscp_dagster.model.consumers.kinds import is_index
 from iscp_dagster.model.declared.sharding import format_suffix
@@ -81,7 +81,7 @@ def serve_all(deployment: Deployment, sources: Sequence[SourceTable]) -> ServeRe
     result = ServeResult()
     for endpoint, database in _list_databases(deployment, sources):
         try:
-            waiting = find_unsettled_views(endpoint, database)
+            waiting = find_outdated_views(endpoint, database)
         except Exception as error:  # noqa: BLE001 - any error stops only this database
             result.problems.append(f"{database}: {error}")
             continue
@@ -94,7 +94,7 @@ def serve_all(deployment: Deployment, sources: Sequence[SourceTable]) -> ServeRe
 
 def _list_databases(
     deployment: Deployment, sources: Sequence[SourceTable]
-) -> Iterator[tuple[Endpoint, str]]:
+) -> Iterator[tuple[ClickHouseEndpoint, str]]:
     """Every database, on every endpoint, that holds indexes of the sources."""
     for endpoint in deployment.endpoints:
         for database in sorted({endpoint.resolve_database(source.database) for source in sources}):
@@ -102,7 +102,10 @@ def _list_databases(
 
 
 def _list_job_names(
-    deployment: Deployment, source: SourceTable, endpoint: Endpoint, views: Collection[str]
+    deployment: Deployment,
+    source: SourceTable,
+    endpoint: ClickHouseEndpoint,
+    views: Collection[str],
 ) -> Iterator[str]:
     """The names of the jobs whose indexes these views of an endpoint show."""
     shard, head = deployment.endpoints.index(endpoint), f"{source.table}_"

@@ -11,11 +11,11 @@ from iscp_dagster.model.jobs import JobKey
 from iscp_dagster.sync.deployment import Deployment
 from iscp_dagster.sync.iteration import commands
 from iscp_dagster.sync.iteration.narrowing import ScanGroup
-from iscp_dagster.sync.iteration.outcomes import PendingCommit
+from iscp_dagster.sync.iteration.outcomes import RowDelivery
 from iscp_dagster.sync.reading.reader import SourceReader
 from iscp_dagster.sync.writing.index_claims import find_lost_claims
-from iscp_dagster.sync.writing.row_counts import verify_scan
-from iscp_dagster.sync.writing.scan import clear, scan_group
+from iscp_dagster.sync.writing.row_counts import settle_scan
+from iscp_dagster.sync.writing.scan import drop_staging_tables, scan_group
 from iscp_dagster.sync.writing.serving import serve_when_built
 
 LOGGER = logging.getLogger(__name__)
@@ -39,11 +39,11 @@ class IndexWriter:
         """
         return scan_group(reader, group)
 
-    def check(self, reader: SourceReader, result: commands.ScanResult) -> commands.ScanVerified:
+    def settle(self, reader: SourceReader, result: commands.ScanResult) -> commands.ScanSettled:
         """Compare what an index holds with what was sent; settle steps that write nothing."""
-        return verify_scan(reader, result)
+        return settle_scan(reader, result)
 
-    def place(self, deliveries: Sequence[PendingCommit]) -> commands.RowsPlaced:
+    def place(self, deliveries: Sequence[RowDelivery]) -> commands.RowsPlaced:
         """Put the rows of one index and one reading in place. Jobs are independent.
 
         Skips jobs that another writer took, and deliveries that are published already.
@@ -65,7 +65,7 @@ class IndexWriter:
             }
         return commands.RowsPlaced(tuple(deliveries), errors)
 
-    def serve(self, deliveries: Sequence[PendingCommit]) -> commands.IndexServed:
+    def serve(self, deliveries: Sequence[RowDelivery]) -> commands.IndexServed:
         """Have readers see the index's generation if it is complete; if not, a later one does."""
         first = deliveries[0]
         if first.store is not None:
@@ -78,18 +78,18 @@ class IndexWriter:
 
     def discard(self, written: commands.ScanFinished) -> None:
         """Drop what is still staged: it is in place, or never will be."""
-        clear({result.job: result.written for result in written.parts})
+        drop_staging_tables({result.job: result.written for result in written.results})
 
 
-def _replace_partitions(deliveries: Sequence[PendingCommit]) -> Mapping[JobKey, IscpError]:
+def _replace_partitions(deliveries: Sequence[RowDelivery]) -> Mapping[JobKey, IscpError]:
     """Put the staged tenants in place and return the errors."""
     staged = {delivery.tenant: delivery for delivery in deliveries if delivery.replaces}
     if not staged:
         return {}
     first = next(iter(staged.values()))
     assert first.store is not None
-    if first.written.reading.transitions is not None:
-        first.store.begin(staged, first.to, [first.gap] if first.gap else [])
+    if first.written.request.transitions is not None:
+        first.store.stage_history_starts(staged, first.to, [first.gap] if first.gap else [])
     errors = first.store.replace(
         {tenant: delivery.inserted for tenant, delivery in staged.items()},
         version=first.to.version,

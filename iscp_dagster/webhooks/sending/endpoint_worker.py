@@ -17,7 +17,7 @@ from iscp_dagster.webhooks.answers import (
     MessageVerdict,
     decide_outcome,
 )
-from iscp_dagster.webhooks.claims import BatchId, SenderWork, WebhookMessage, split_batch
+from iscp_dagster.webhooks.claims import BatchIdMaker, SenderWork, WebhookMessage, split_batch
 from iscp_dagster.webhooks.recording import AttemptResult, EndpointState
 from iscp_dagster.webhooks.sending.posting import Poster
 
@@ -41,7 +41,7 @@ class EndpointWorker:
     state: EndpointState
     clock: Clock
     random: Random
-    batch_id: BatchId
+    make_batch_id: BatchIdMaker
     on_result: Callable[[], None]
     busy: set[str] = field(default_factory=set)
     """Lanes that are under way, or whose end is not recorded."""
@@ -135,7 +135,7 @@ class EndpointWorker:
                 outcome=outcome,
                 at=at,
                 seconds=loop.time() - started,
-                halves=split_batch(message, self.batch_id) if split else (),
+                halves=split_batch(message, self.make_batch_id) if split else (),
             )
         )
         self.on_result()
@@ -167,7 +167,7 @@ def build_rules(endpoint: Endpoint) -> DeliveryRules:
     return DeliveryRules(
         delays=tuple(endpoint.retries),
         jitter=endpoint.jitter,
-        longest=endpoint.longest_wait,
+        longest_wait=endpoint.longest_wait,
         refusals=endpoint.refusals,
         failing=timedelta(days=endpoint.failing_days),
     )

@@ -94,7 +94,7 @@ class AnswerStream(httpcore.AsyncNetworkStream):
     @property
     def clean(self) -> bool:
         """Whether nothing came beyond the answer, so that another request may be sent."""
-        leftover = self.protocol.buffer or self.protocol.ended or self.protocol.full
+        leftover = self.protocol.buffer or self.protocol.ended or self.protocol.writing_paused
         return not leftover and self._body == 0
 
     async def read(self, max_bytes: int, timeout: float | None = None) -> bytes:  # noqa: ASYNC109
@@ -153,7 +153,7 @@ class _Protocol(asyncio.Protocol):
         self._transport: Any = None
         self._failed: Exception | None = None
         self._news = asyncio.Event()
-        self.full = False
+        self.writing_paused = False
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         self._transport = transport
@@ -177,10 +177,10 @@ class _Protocol(asyncio.Protocol):
         self._news.set()
 
     def pause_writing(self) -> None:
-        self.full = True
+        self.writing_paused = True
 
     def resume_writing(self) -> None:
-        self.full = False
+        self.writing_paused = False
         self._news.set()
 
     async def wait_for_data(self) -> bytearray:
@@ -204,7 +204,7 @@ class _Protocol(asyncio.Protocol):
             raise httpcore.WriteError(str(self._failed or "the receiver ended the connection"))
         self._transport.write(data)
         # A receiver may answer before it has read all; then it need not read the rest.
-        while self.full and not self.buffer and not self.ended:
+        while self.writing_paused and not self.buffer and not self.ended:
             self._news.clear()
             await self._news.wait()
 

@@ -63,7 +63,7 @@ class Poster:
             with anyio.fail_after(self._timeout):
                 return await self._attempt_post(id_, body)
         except AddressError as error:
-            return EndpointAnswer(text=_shorten_error(error), refused=True)
+            return EndpointAnswer(text=_shorten_error(error), address_denied=True)
         except TimeoutError:
             return EndpointAnswer(text=f"no whole answer within {self._timeout:g} s")
         except Exception as error:  # noqa: BLE001  (whatever fails, it is the attempt that failed)

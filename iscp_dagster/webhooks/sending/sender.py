@@ -16,7 +16,7 @@ import anyio
 from iscp_dagster.model.clock import Clock, get_utc_now
 from iscp_dagster.model.declared.endpoints import Endpoint
 from iscp_dagster.model.errors import UnavailableError
-from iscp_dagster.webhooks.claims import BatchId
+from iscp_dagster.webhooks.claims import BatchIdMaker
 from iscp_dagster.webhooks.outbox import Outbox
 from iscp_dagster.webhooks.sending.endpoint_worker import EndpointWorker, Random
 from iscp_dagster.webhooks.sending.posting import Poster
@@ -55,7 +55,7 @@ class Sender:
         endpoints: Sequence[tuple[Endpoint, Callable[[], Poster]]],
         *,
         owner: str,
-        batch_id: BatchId,
+        make_batch_id: BatchIdMaker,
         clock: Clock = get_utc_now,
         sleep: Sleep = asyncio.sleep,
         random: Random = any_number,
@@ -66,7 +66,7 @@ class Sender:
             endpoint.name: (endpoint, make_poster) for endpoint, make_poster in endpoints
         }
         self._owner = owner
-        self._batch_id = batch_id
+        self._make_batch_id = make_batch_id
         self._clock = clock
         self._sleep = sleep
         self._random = random
@@ -109,19 +109,21 @@ class Sender:
             worker = self._workers.get(name)
             if worker is not None:
                 worker.adopt(state)
-                await self._claim(worker, due, now)
+                await self._begin_due_work(worker, due, now)
 
-    async def _claim(self, worker: EndpointWorker, due: datetime | None, now: datetime) -> None:
+    async def _begin_due_work(
+        self, worker: EndpointWorker, due: datetime | None, now: datetime
+    ) -> None:
         room = worker.room
         if due is None or due > now or room <= 0:
             return
         work = await self._ask(
-            lambda: self._outbox.claim(
+            lambda: self._outbox.prepare_work(
                 worker.endpoint.name,
                 room=room,
                 busy=frozenset(worker.busy),
                 size=worker.endpoint.batch,
-                batch_id=self._batch_id if worker.batched else None,
+                make_batch_id=self._make_batch_id if worker.batched else None,
             )
         )
         if self._workers.get(worker.endpoint.name) is worker:
@@ -148,7 +150,7 @@ class Sender:
                 state=state,
                 clock=self._clock,
                 random=self._random,
-                batch_id=self._batch_id,
+                make_batch_id=self._make_batch_id,
                 on_result=self._heard.set,
                 stopping=self._stopping,
             )

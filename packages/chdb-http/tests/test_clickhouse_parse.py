@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from chdb_http.engine.reach import check_reach
 from chdb_http.sql.errors import EngineError
 from chdb_http.sql.parse import parse
-from chdb_http.sql.rewrite import insert_from, kill_by_engine_ids, select_into
+from chdb_http.sql.rewrite import build_insert_from_pipe, build_select_into_pipe, replace_query_ids
 from chdb_http.sql.statement import Verb
 from chdb_http.sql.tokens import (
     iter_steps,
@@ -152,7 +152,7 @@ def test_refused(text, number):
 
 def test_results_go_to_the_pipe():
     statement = parse(b"SELECT 1 -- end", complete=True)
-    assert select_into(statement, 7, "TSV") == (
+    assert build_select_into_pipe(statement, 7, "TSV") == (
         b"SELECT 1 -- end\n INTO OUTFILE '/dev/fd/7' APPEND FORMAT `TSV`"
     )
 
@@ -178,12 +178,12 @@ def test_results_go_to_the_pipe():
     ],
 )
 def test_rows_come_from_the_pipe(text, sql):
-    assert insert_from(parse(text, complete=True), 7) == sql
+    assert build_insert_from_pipe(parse(text, complete=True), 7) == sql
 
 
 def test_kill_names_the_engine_s_query():
     text = b"KILL QUERY WHERE query_id = 'mine' OR query_id IN ('yours', 'mine')"
-    assert kill_by_engine_ids(text, {"mine": "e1"}) == (
+    assert replace_query_ids(text, {"mine": "e1"}) == (
         b"KILL QUERY WHERE query_id = 'e1' OR query_id IN ('yours', 'e1')"
     )
 

@@ -56,10 +56,10 @@ def runtime_app(
     admission = Admission(
         hosts=frozenset(host.lower() for host in hosts), hosts_setting="runtime_app(hosts=…)"
     )
-    return serve_store(store, runtime_settings, clock, token=token, admission=admission)
+    return build_runtime_app(store, runtime_settings, clock, token=token, admission=admission)
 
 
-def serve_store(
+def build_runtime_app(
     store: SqlStore,
     settings: RuntimeSettings,
     clock: SteadyClock | None = None,

@@ -39,7 +39,7 @@ def running(*services: AnyService, attempts: int = 3) -> Iterator[Client]:
 @contextmanager
 def _serve_runtime(database: str, attempts: int) -> Iterator[str]:
     from asgi_guards.testing import run_server
-    from durable_invocations.app import serve_store
+    from durable_invocations.app import build_runtime_app
     from durable_invocations.runtime import settings
     from durable_invocations.runtime.retries import RetryPolicy
     from durable_invocations.runtime.sql.database import open_database
@@ -50,7 +50,7 @@ def _serve_runtime(database: str, attempts: int) -> Iterator[str]:
     store = SqlStore(open_database(database))
     try:
         store.ensure()
-        app = serve_store(store, settings.RuntimeSettings(policy=policy))
+        app = build_runtime_app(store, settings.RuntimeSettings(policy=policy))
         with run_server(app, lifespan="on") as served:
             yield served.url
     finally:

@@ -1,4 +1,4 @@
-"""Databases on a PostgreSQL; nothing else is shared."""
+"""Databases on a PostgreSQL, and tests that are coroutines."""
 
 import asyncio
 import inspect
@@ -26,7 +26,7 @@ def pytest_pyfunc_call(pyfuncitem):
 
 @pytest.fixture(scope="session")
 def new_postgres(tmp_path_factory):
-    """Give a function that makes an empty database on a PostgreSQL and returns its URL."""
+    """A function that creates an empty database on a PostgreSQL and returns its URL."""
     with (
         run_postgres(tmp_path_factory.mktemp("runtime")) as server,
         make_database_factory(server.get_uri()) as make,
@@ -36,5 +36,5 @@ def new_postgres(tmp_path_factory):
 
 @pytest.fixture(scope="session")
 def postgres(new_postgres):
-    """Return the URL of an empty PostgreSQL database, shared by tests that clean up."""
+    """The URL of a PostgreSQL database, for tests that leave it empty."""
     return new_postgres()

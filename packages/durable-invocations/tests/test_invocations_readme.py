@@ -1,4 +1,4 @@
-"""The first example of the README does what it says, in the processes that it starts."""
+"""The first example of the README does what the README says, in processes of its own."""
 
 import os
 import re
@@ -28,14 +28,14 @@ def write_files(folder):
 
 @contextmanager
 def serving(folder, app):
-    """Serve an app as the README does, on a port of its own; yield address and process."""
-    with socket.create_server(("127.0.0.1", 0)) as place:
-        command = [sys.executable, "-m", "uvicorn", app, "--fd", str(place.fileno())]
+    """Serve an app as the README does, but on a free port; the address and the process."""
+    with socket.create_server(("127.0.0.1", 0)) as listening:
+        command = [sys.executable, "-m", "uvicorn", app, "--fd", str(listening.fileno())]
         with subprocess.Popen(
-            [*command, "--log-level", "error"], cwd=folder, pass_fds=[place.fileno()]
+            [*command, "--log-level", "error"], cwd=folder, pass_fds=[listening.fileno()]
         ) as process:
             try:
-                yield f"http://127.0.0.1:{place.getsockname()[1]}", process
+                yield f"http://127.0.0.1:{listening.getsockname()[1]}", process
             finally:
                 process.kill()
 
@@ -51,17 +51,16 @@ def test_ada_is_greeted_by_http_and_from_python(folder):
         serving(folder, "greeter:app") as (handlers, _),
         serving(folder, "runtime:app") as (url, _),
     ):
-        asked = {"timeout": SECONDS}
-        made = httpx.post(f"{url}/admin/deployments", json={"uri": handlers}, **asked)
-        assert made.is_success, made.text
-        answer = httpx.post(f"{url}/Greeter/greet", json="Ada", **asked)
+        registered = httpx.post(f"{url}/admin/deployments", json={"uri": handlers}, timeout=SECONDS)
+        assert registered.is_success, registered.text
+        answer = httpx.post(f"{url}/Greeter/greet", json="Ada", timeout=SECONDS)
         assert answer.json() == "Hello, Ada, of 3 letters!"
         with Client(url) as client:
-            again = {"idempotency_key": "ada-1", "seconds": SECONDS}
-            assert client.call("Greeter", "greet", "Ada", **again) == "Hello, Ada, of 3 letters!"
+            options = {"idempotency_key": "ada-1", "seconds": SECONDS}
+            assert client.call("Greeter", "greet", "Ada", **options) == "Hello, Ada, of 3 letters!"
 
 
-def test_a_runtime_that_is_killed_goes_on_with_what_it_kept(folder):
+def test_a_runtime_that_was_killed_continues_its_invocations(folder):
     with serving(folder, "greeter:app") as (handlers, _):
         with serving(folder, "runtime:app") as (url, process), Client(url) as client:
             client.register(handlers)

@@ -35,7 +35,7 @@ from iscp_dagster.model.clock import get_utc_now
 from iscp_dagster.model.states import Event, JobState
 from iscp_dagster.runs.known_runs import DISPATCH_TAG
 from iscp_dagster.upkeep.position import read_positions
-from iscp_dagster.upkeep.verify import verify
+from iscp_dagster.upkeep.verify import compare_or_raise
 from support.jobs.deployment import Deployed
 from support.lake.delta_tables import Table
 from support.lake.row_writer import ANYWAY
@@ -115,7 +115,7 @@ class Followed:
         """Check that these tenants' rows equal the source's, and that the others' counts do."""
         indexes = self.table.source.indexes
         known = set(tenants) & set(self.sizes)
-        verdicts = verify(self.table.deployment, self.table.source, tenants=known)
+        verdicts = compare_or_raise(self.table.deployment, self.table.source, tenants=known)
         assert {(each.tenant, each.index) for each in verdicts} == {
             (tenant, index.name) for tenant in known for index in indexes
         }

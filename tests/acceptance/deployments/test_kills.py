@@ -21,7 +21,7 @@ from iscp_dagster.local.services.state import Condition
 from iscp_dagster.model.errors import IscpError
 from iscp_dagster.spark.session import get_shared_session
 from iscp_dagster.upkeep.position import read_positions
-from iscp_dagster.upkeep.verify import verify
+from iscp_dagster.upkeep.verify import compare_or_raise
 from support.lake.delta_tables import Table
 from support.services.stack import Stack, wait_for
 from support.services.stack_processes import (
@@ -126,7 +126,7 @@ class Campaign:
         return len(found) == TENANTS * 2 and all(each.in_step for each in found)
 
     def verified(self) -> None:
-        verdicts = verify(self.table.deployment, self.table.source)
+        verdicts = compare_or_raise(self.table.deployment, self.table.source)
         assert len(verdicts) == TENANTS * 2
         assert [each for each in verdicts if not each.agrees] == []
 

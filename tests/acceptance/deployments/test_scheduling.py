@@ -26,10 +26,10 @@ from iscp_dagster.model.batch import Phase
 from iscp_dagster.model.jobs import Job, JobID
 from iscp_dagster.model.moment import START
 from iscp_dagster.model.states import Event, JobState
-from iscp_dagster.planning.declared import name_of
+from iscp_dagster.planning.declared import make_job_name
 from iscp_dagster.spark.session import get_shared_session
 from iscp_dagster.upkeep.position import read_positions
-from iscp_dagster.upkeep.verify import verify
+from iscp_dagster.upkeep.verify import compare_or_raise
 from runtime_support.endpoints.asgi_servers import uvicorn_of
 from support.jobs.deployment import A_TENANTS_SLOTS, SLOTS, Deployed
 from support.lake.delta_tables import Table, rows
@@ -336,7 +336,7 @@ def test_a_scan_that_a_person_terminates_is_interrupted_and_comes_again(world, t
     world.await_in_step("first")
     log, both = (
         world.table.deployment.log,
-        [name_of(world.table.source, index) for index in world.table.source.indexes],
+        [make_job_name(world.table.source, index) for index in world.table.source.indexes],
     )
     world.table.insert(1, tenant="cut")
     world.await_in_step("cut")
@@ -362,7 +362,7 @@ def test_a_scan_that_a_person_terminates_is_interrupted_and_comes_again(world, t
     assert world.job("mirror", "cut").run_id != run
     count = "SELECT count() FROM {mirror} WHERE tenant = 'cut'"
     assert world.table.query(count) == [(3,)]
-    verdicts = verify(world.table.deployment, world.table.source, tenants=["cut"])
+    verdicts = compare_or_raise(world.table.deployment, world.table.source, tenants=["cut"])
     assert [each.agrees for each in verdicts] == [True, True]
 
 

@@ -19,7 +19,7 @@ from iscp_dagster.local.services.spark_health import SparkHealth
 from iscp_dagster.local.spark.daemon import IDLE_SECONDS, PRELOADED
 from iscp_dagster.model.errors import UnavailableError
 from iscp_dagster.spark.session import create_private_session, disconnect, get_shared_session
-from iscp_dagster.sync.iteration.outcomes import PendingCommit
+from iscp_dagster.sync.iteration.outcomes import RowDelivery
 from support.lake.delta_tables import Table, deployment_at, rows
 from support.services.stack import wait_for
 from support.spark.fake_spark import NearSpark
@@ -83,7 +83,7 @@ def work(table, iterations, verifies, every=lambda: None):
     for tenant in tenants:
         disconnect()
         (outcome,) = table.run(table.iteration(tenant), f"run of {tenant}")
-        assert isinstance(outcome, PendingCommit), outcome
+        assert isinstance(outcome, RowDelivery), outcome
         assert outcome.plan.kind is ReadKind.SNAPSHOT
         every()
     for _ in range(verifies):

@@ -18,7 +18,7 @@ import pytest
 import sqlalchemy as sa
 from dagster import DagsterInstance, DagsterRunStatus
 
-from iscp_dagster.joblog.leases import Leases
+from iscp_dagster.joblog.leases import LeaseDurations
 from iscp_dagster.joblog.sql.log import SqlLog
 from iscp_dagster.joblog.sql.tables import ISCP_LEASES
 from iscp_dagster.model.errors import RunGoneError
@@ -118,7 +118,7 @@ class Dagsters:
 
 @pytest.fixture
 def world(stack, new_postgres, tmp_path):
-    log = SqlLog(new_postgres(), leases=Leases(**LEASES))
+    log = SqlLog(new_postgres(), leases=LeaseDurations(**LEASES))
     log.ensure()
     deployment = deployment_at(stack.clickhouse_url, stack.spark_remote, tmp_path, log=log)
     table = Table.make(deployment, writer=NearSpark())

@@ -1,4 +1,4 @@
-"""Event triggers on real services: each transition of the source once, whatever the cuts."""
+"""Event triggers on real services: each transition once, however the commits are cut."""
 
 import json
 from dataclasses import replace
@@ -15,6 +15,7 @@ from iscp_dagster.joblog.iterations import FailedStep
 from iscp_dagster.location.assets.io_manager import build_outcome_metadata
 from iscp_dagster.planning.declared import make_job_specs, make_new_jobs
 from iscp_dagster.webhooks.tables import ISCP_OUTBOX
+from support.errors import assert_names
 from support.lake.deals_table import TENANTS, dealings
 from support.lake.delta_tables import Table, deployment_at
 
@@ -33,7 +34,7 @@ def triggers(source):
 
 
 def high(row, *, active):
-    """Follow the first trigger; None: not in the view."""
+    """Whether the row is active for the first trigger; None: not in the view."""
     if row is None or row["amount"] is None or row["amount"] <= 100:
         return False
     gross = row["amount"] * Decimal("1.19")
@@ -45,9 +46,9 @@ def seen(row, *, active):
     return row is not None and row["amount"] is not None and row["amount"] > 100
 
 
-def expected(model, name, rule, moments, upto, first=FIRST):
-    """Return (event id, type) of every transition after the first iteration, up to `first`."""
-    found = set()
+def expect_events(model, name, rule, moments, upto, first=FIRST):
+    """Return (event id, type) of each transition after the first iteration, up to `first`."""
+    events = set()
     for tenant, k in {key for state in model.states for key in state}:
         active = False
         key = json.dumps([tenant, str(k)], separators=(",", ":"))
@@ -56,21 +57,21 @@ def expected(model, name, rule, moments, upto, first=FIRST):
             if now != active and (version > first or name == "seen"):
                 at = SourceTimestamp.from_micros(moments(version).micros, version=version)
                 event_id = IdScheme().make_event_id(name, key, at)
-                found.add((event_id, "MATCH" if now else "UNMATCH"))
+                events.add((event_id, "MATCH" if now else "UNMATCH"))
             active = now
-    return found
+    return events
 
 
-def outbox(table):
+def read_outbox(table):
     with table.deployment.log.begin_read() as connection:
-        found = connection.execute(sa.select(ISCP_OUTBOX).order_by(ISCP_OUTBOX.c.number))
-        return [dict(row) for row in found.mappings()]
+        rows = connection.execute(sa.select(ISCP_OUTBOX).order_by(ISCP_OUTBOX.c.number))
+        return [dict(row) for row in rows.mappings()]
 
 
 def run(table, upto):
     outcomes = table.run(table.iteration(*TENANTS, to=upto))
-    assert not [each for each in outcomes if isinstance(each, FailedStep)]
-    return {(each.job_name, each.tenant): each for each in outcomes}
+    assert not [outcome for outcome in outcomes if isinstance(outcome, FailedStep)]
+    return {(outcome.job_name, outcome.tenant): outcome for outcome in outcomes}
 
 
 @pytest.fixture(scope="module")
@@ -96,54 +97,56 @@ def test_one_iteration_and_several_give_the_events_of_the_model_under_the_same_i
     model, tables = followed
     moments = tables[0].deployment.make_delta_log(tables[0].source).get_moment
     for name, rule in (("high", high), ("seen", seen)):
-        wanted = expected(model, name, rule, moments, model.gap[0])
-        assert len(wanted) > 9
+        events = expect_events(model, name, rule, moments, model.gap[0])
+        assert len(events) > 9
         for table in tables:
-            found = [each for each in outbox(table) if each["trigger_name"] == name]
-            assert len(found) == len(wanted)
-            assert {(each["event_id"], each["event_type"]) for each in found} == wanted
+            rows = [row for row in read_outbox(table) if row["trigger_name"] == name]
+            assert len(rows) == len(events)
+            assert {(row["event_id"], row["event_type"]) for row in rows} == events
 
 
-def test_a_body_has_the_key_and_the_columns_of_the_view_that_were_asked_for(followed):
+def test_a_body_has_the_key_and_the_declared_columns(followed):
     _, (table, _) = followed
-    bodies = [json.loads(each["body"]) for each in outbox(table)]
-    high = [each for each in bodies if each["trigger_name"] == "high"]
-    assert {tuple(each["data"]) for each in high} == {("tenant", "k", "gross")}
-    assert {each["data"]["gross"] for each in high if each["event_type"] == "MATCH"} == {
-        "1071.0119"
-    }
+    bodies = [json.loads(row["body"]) for row in read_outbox(table)]
+    high = [body for body in bodies if body["trigger_name"] == "high"]
+    assert {tuple(body["data"]) for body in high} == {("tenant", "k", "gross")}
+    matches = {body["data"]["gross"] for body in high if body["event_type"] == "MATCH"}
+    assert matches == {"1071.0119"}
 
 
-def test_a_gap_and_then_a_changed_condition_give_no_event_and_are_shown(followed):
+def test_a_gap_and_a_changed_condition_give_no_event_and_are_shown(followed):
     model, (table, _) = followed
-    events, (before, after) = len(outbox(table)), model.gap
+    events, (before, after) = len(read_outbox(table)), model.gap
     outcomes = run(table, after)
-    assert len(outbox(table)) == events
+    assert len(read_outbox(table)) == events
     for tenant in TENANTS:
         metadata = build_outcome_metadata(outcomes["high", tenant], {})
-        assert metadata["gap"].startswith(f"versions {before + 1} to {after}: ")
-        held = [row for key, row in model.states[after].items() if key[0] == tenant]
-        assert metadata["active"] >= sum(high(row, active=False) for row in held)
+        assert_names(metadata["gap"], f"{before + 1} to {after}")
+        rows = [row for key, row in model.states[after].items() if key[0] == tenant]
+        assert metadata["active"] >= sum(high(row, active=False) for row in rows)
         assert (metadata["matches"], metadata["unmatches"]) == (0, 0)
-    # Another condition needs a snapshot, for its own jobs alone; the other trigger goes on.
+    # Another condition needs a snapshot, but only for its own jobs.
     first, second = table.source.triggers
     changed = [replace(first, match="gross > 160"), second]
     table = replace(table, source=replace(table.source, triggers=changed))
     outcomes = run(table, after + 1)
-    kinds = {(each.job_name, each.plan.kind.value) for each in outcomes.values()}
+    kinds = {(name, outcome.plan.kind.value) for (name, _), outcome in outcomes.items()}
     assert kinds == {("high", "snapshot"), ("seen", "tail")}
-    why = f"versions {after + 1} to {after + 1}: the definition of trigger 'high' changed"
-    assert {each.report.get("gap") for each in outcomes.values()} == {why, None}
-    here, there = (
+    gaps = {(name, outcome.report.get("gap")) for (name, _), outcome in outcomes.items()}
+    ((name, gap),) = gaps - {("seen", None)}
+    assert name == "high"
+    assert_names(gap, f"{after + 1} to {after + 1}", "'high'")
+    keys_before, keys_after = (
         {key for key, row in model.states[version].items() if seen(row, active=False)}
         for version in (after, after + 1)
     )
-    fired = [(each["trigger_name"], each["event_key"]) for each in outbox(table)[events:]]
-    assert fired
-    assert sorted(fired) == sorted(("seen", f'["{t}","{k}"]') for t, k in here ^ there)
+    fired = [(row["trigger_name"], row["event_key"]) for row in read_outbox(table)[events:]]
+    changed = keys_before ^ keys_after
+    assert changed
+    assert sorted(fired) == sorted(("seen", f'["{tenant}","{k}"]') for tenant, k in changed)
 
 
-def test_what_cannot_be_evaluated_stops_its_own_trigger_and_newcomers_fire_from_their_first_commit(
+def test_a_broken_trigger_stops_no_other_and_newcomers_fire_from_their_first_commit(
     followed, clickhouse_url, spark_remote, tmp_path
 ):
     model, (table, _) = followed
@@ -158,19 +161,18 @@ def test_what_cannot_be_evaluated_stops_its_own_trigger_and_newcomers_fire_from_
     table = replace(table, deployment=deployment, source=source)
     log = deployment.make_delta_log(source)
     # As the runner registers the jobs of tenants that it finds in the second commit.
-    new = make_new_jobs(log.get_table_id(), TENANTS, make_job_specs(source, source.consumers))
-    deployment.log.register_many([replace(each, watermark=log.get_moment(0)) for each in new])
+    jobs = make_new_jobs(log.get_table_id(), TENANTS, make_job_specs(source, source.consumers))
+    deployment.log.register_many([replace(job, watermark=log.get_moment(0)) for job in jobs])
     outcomes = table.run(table.iteration(*TENANTS, to=upto))
-    failed = {
-        each.claim.key.job_name: each.message for each in outcomes if isinstance(each, FailedStep)
-    }
-    assert failed.keys() == {"astray", "lacking"}
-    assert "nowhere" in failed["astray"]
-    assert "names 'absent', which" in failed["lacking"]
-    found = {(each["event_id"], each["event_type"]) for each in outbox(table)}
-    wanted = [
-        expected(model, name, rule, log.get_moment, upto, first=0)
+    failed = [outcome for outcome in outcomes if isinstance(outcome, FailedStep)]
+    messages = {outcome.claim.key.job_name: outcome.message for outcome in failed}
+    assert messages.keys() == {"astray", "lacking"}
+    assert_names(messages["astray"], "nowhere")
+    assert_names(messages["lacking"], "'absent'")
+    events = [
+        expect_events(model, name, rule, log.get_moment, upto, first=0)
         for name, rule in (("high", high), ("seen", seen))
     ]
-    assert all(wanted)
-    assert found == set().union(*wanted)
+    assert all(events)
+    rows = read_outbox(table)
+    assert {(row["event_id"], row["event_type"]) for row in rows} == set().union(*events)

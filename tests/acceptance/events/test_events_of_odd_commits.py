@@ -1,4 +1,4 @@
-"""Commits that are no everyday ones, under a view, its triggers and a mirror in one iteration."""
+"""Unusual commits, under views, triggers and a mirror in one iteration."""
 
 from dataclasses import replace
 
@@ -12,6 +12,7 @@ from iscp_dagster.location.assets.iterations import Iterations
 from iscp_dagster.model.declared.linking.attach import index_of_view
 from iscp_dagster.model.errors import KeyColumnError, SchemaError
 from iscp_dagster.webhooks.tables import ISCP_OUTBOX
+from support.errors import assert_names
 from support.lake.delta_tables import Table, deployment_at
 
 COLUMNS = "tenant STRING, k BIGINT, amount BIGINT, note STRING, tags MAP<STRING, STRING>"
@@ -19,7 +20,7 @@ NUMBER = "8d2f7d0a-8ee0-4f4d-a64b-6f0b2a7f1d11"
 KEPT = ("big", "changes", "mirror", "plain", "sticky")
 
 
-def declared(table):
+def declare(table):
     """Declare two views of the table, and a trigger on each of view and table."""
     big = View("big", of=table.source, where="amount > 100")
     narrow = View("narrow", of=table.source, where="amount > 150", types={"note": "UUID"})
@@ -33,13 +34,13 @@ def declared(table):
     return replace(table, source=replace(table.source, indexes=indexes, triggers=triggers))
 
 
-def events(table, trigger):
+def read_events(table, trigger):
     """Return type, event key and version of each of the trigger's events, in order."""
     columns = ISCP_OUTBOX.c
-    chosen = sa.select(columns.event_type, columns.event_key, columns.source_version)
+    rows = sa.select(columns.event_type, columns.event_key, columns.source_version)
     with table.deployment.log.begin_read() as connection:
-        found = chosen.where(columns.trigger_name == trigger).order_by(columns.number)
-        return [tuple(row) for row in connection.execute(found)]
+        rows = rows.where(columns.trigger_name == trigger).order_by(columns.number)
+        return [tuple(row) for row in connection.execute(rows)]
 
 
 def insert(table, *rows):
@@ -48,8 +49,8 @@ def insert(table, *rows):
 
 
 def outcomes_of(table, tenant):
-    """Materialize indexes and triggers as a person does; by job, the outcomes of the tenant."""
-    its = Iterations(
+    """Materialize indexes and triggers as a person does; return the tenant's outcomes by job."""
+    iterations = Iterations(
         deployment=table.deployment,
         source=table.source,
         run_id="by hand",
@@ -57,54 +58,61 @@ def outcomes_of(table, tenant):
         consumers=table.source.consumers,
         warn=pytest.fail,
     )
-    found = [each for some in its.iterate_jobs() for each in some if hasattr(each, "claim")]
-    return {each.claim.key.job_name: each for each in found if each.claim.key.tenant == tenant}
+    events = [event for batch in iterations.iterate_jobs() for event in batch]
+    outcomes = [event for event in events if hasattr(event, "claim")]
+    return {each.claim.key.job_name: each for each in outcomes if each.claim.key.tenant == tenant}
 
 
 def by_job(outcomes, tenant):
     return {each.job_name: each for each in outcomes if each.tenant == tenant}
 
 
-def test_rows_that_one_job_cannot_take_and_commits_that_are_gone_cost_no_other_event(
+def gap_of(outcomes):
+    """Return the gap, which changes indexes and triggers report alike."""
+    (gap,) = {outcomes[job].gap for job in ("big", "changes")} | {
+        outcomes[job].report["gap"] for job in ("plain", "sticky")
+    }
+    return gap
+
+
+def test_bad_rows_and_vacuumed_commits_cost_no_other_job_an_event(
     clickhouse_url, spark_remote, tmp_path
 ):
     deployment = deployment_at(clickhouse_url, spark_remote, tmp_path)
-    table = declared(Table.make(deployment, key="k", columns=COLUMNS))
+    table = declare(Table.make(deployment, key="k", columns=COLUMNS))
     insert(table, ("acme", 1, 10, NUMBER), ("globex", 1, 10, NUMBER))
     assert {each.plan.kind for each in outcomes_of(table, "acme").values()} == {ReadKind.SNAPSHOT}
 
     # A value that one view's index cannot hold stops it alone, not the trigger beside it.
     insert(table, ("acme", 2, 900, "no number"), ("globex", 2, 900, NUMBER))
-    found = outcomes_of(table, "acme")
-    assert [job for job, each in found.items() if isinstance(each, FailedStep)] == ["narrow"]
-    assert found["narrow"].code == SchemaError.code
+    outcomes = outcomes_of(table, "acme")
+    assert [job for job in outcomes if isinstance(outcomes[job], FailedStep)] == ["narrow"]
+    assert outcomes["narrow"].code == SchemaError.code
     for trigger in ("plain", "beside", "sticky"):
-        assert sorted(events(table, trigger)) == [
+        assert sorted(read_events(table, trigger)) == [
             ("MATCH", '["acme","2"]', 2),
             ("MATCH", '["globex","2"]', 2),
         ]
 
-    # A row without its key is told while it is there; then nothing is missing.
+    # A row without its key is reported while it exists; then nothing is missing.
     insert(table, ("acme", "NULL", 900, NUMBER), ("acme", 3, 900, "a \ufffd"))
-    found = outcomes_of(table, "acme")
-    assert {found[job].code for job in KEPT} == {KeyColumnError.code}
+    outcomes = outcomes_of(table, "acme")
+    assert {outcomes[job].code for job in KEPT} == {KeyColumnError.code}
     for job in KEPT:
-        said = f"{table.source.name}/{job}: key column 'k' is null in row {{'k': None}}"
-        assert found[job].message.startswith(said)
+        assert_names(outcomes[job].message, f"{table.source.name}/{job}", "'k'", "{'k': None}")
     table.sql("DELETE FROM {t} WHERE k IS NULL")
     table.sql("UPDATE {t} SET tags = map('a', 'b, c -> d') WHERE k = 1")
     table.sql("UPDATE {t} SET tags = map('a', 'b', 'c', 'd') WHERE k = 1")
-    found = outcomes_of(table, "acme")
-    kinds = {job: found[job].plan.kind for job in KEPT}
+    outcomes = outcomes_of(table, "acme")
+    kinds = {job: outcomes[job].plan.kind for job in KEPT}
     # Texts that may have lost bytes need a snapshot only where rows are kept as they are.
     assert kinds.pop("mirror") is ReadKind.SNAPSHOT
     assert set(kinds.values()) == {ReadKind.TAIL}
     for trigger in ("plain", "sticky"):
-        assert [each for each in events(table, trigger) if each[2] > 2] == [
-            ("MATCH", '["acme","3"]', 3)
-        ]
-    told = "SELECT _version, _fields, tags FROM {changes} WHERE tenant = 'acme' AND k = 1"
-    assert table.query(f"{told} AND _version > 4 AND _image ORDER BY _version") == [
+        new = [event for event in read_events(table, trigger) if event[2] > 2]
+        assert new == [("MATCH", '["acme","3"]', 3)]
+    changes = "SELECT _version, _fields, tags FROM {changes} WHERE tenant = 'acme' AND k = 1"
+    assert table.query(f"{changes} AND _version > 4 AND _image ORDER BY _version") == [
         (5, ["tags"], {"a": "b, c -> d"}),
         (6, ["tags"], {"a": "b", "c": "d"}),
     ]
@@ -114,45 +122,43 @@ def test_rows_that_one_job_cannot_take_and_commits_that_are_gone_cost_no_other_e
     insert(table, ("initech", 2, 300, NUMBER))
     assert by_job(table.follow(), "initech").keys() == {*KEPT, "narrow", "beside"}
     for trigger in ("plain", "beside", "sticky"):
-        assert events(table, trigger)[-1] == ("MATCH", '["initech","1"]', 7)
+        assert read_events(table, trigger)[-1] == ("MATCH", '["initech","1"]', 7)
     assert table.query("SELECT k, amount FROM {big} WHERE tenant = 'initech' ORDER BY k") == [
         (1, 900),
         (2, 300),
     ]
 
     # VACUUM takes the changes away before they are read.
-    before = {trigger: events(table, trigger) for trigger in ("plain", "sticky")}
+    before = {trigger: read_events(table, trigger) for trigger in ("plain", "sticky")}
     table.sql("UPDATE {t} SET amount = 20 WHERE k = 2")
     table.sql("UPDATE {t} SET amount = 700 WHERE k = 1")
-    vacuumed(table)
+    vacuum(table)
     last = table.version
-    gone = by_job(table.follow(), "globex")
-    why = f"versions 9 to {last}: VACUUM removed files of the changes of versions 9 to {last}"
-    assert {gone[job].plan.kind for job in KEPT} == {ReadKind.SNAPSHOT}
-    assert {gone[job].gap for job in ("big", "changes")} == {why}
-    assert {gone[job].reported["gap"] for job in ("plain", "sticky")} == {why}
-    assert {trigger: events(table, trigger) for trigger in before} == before
-    held = "SELECT k, amount, _change, _version FROM {changes} WHERE tenant = 'globex' ORDER BY k"
-    assert table.query(held) == [(1, 700, 0, last), (2, 20, 0, last)]
+    outcomes = by_job(table.follow(), "globex")
+    assert {outcomes[job].plan.kind for job in KEPT} == {ReadKind.SNAPSHOT}
+    assert_names(gap_of(outcomes), f"9 to {last}", "VACUUM")
+    assert {trigger: read_events(table, trigger) for trigger in before} == before
+    rows = "SELECT k, amount, _change, _version FROM {changes} WHERE tenant = 'globex' ORDER BY k"
+    assert table.query(rows) == [(1, 700, 0, last), (2, 20, 0, last)]
 
-    # What is active was found anew, and events go on from there.
+    # The active rows were read again, and events continue from there.
     table.sql("UPDATE {t} SET amount = 40 WHERE k IN (1, 2)")
     table.follow()
     for trigger in before:
-        assert sorted(events(table, trigger)[len(before[trigger]) :]) == [
+        assert sorted(read_events(table, trigger)[len(before[trigger]) :]) == [
             ("UNMATCH", f'["{tenant}","1"]', last + 1) for tenant in ("acme", "globex", "initech")
         ]
     assert {each.agrees for each in table.verdicts() if each.index != "narrow"} == {True}
 
-    # What ClickHouse has no null for costs indexes their changes, but triggers no event.
+    # A column that ClickHouse has no null for costs indexes their changes, but triggers no event.
     table.sql("ALTER TABLE {t} ADD COLUMNS (more ARRAY<INT>)")
     table.sql(f"INSERT INTO {{t}} VALUES ('acme', 9, 900, '{NUMBER}', map(), array(1))")
     outcomes_of(table, "acme")
     for trigger in before:
-        assert events(table, trigger)[-1] == ("MATCH", '["acme","9"]', last + 3)
+        assert read_events(table, trigger)[-1] == ("MATCH", '["acme","9"]', last + 3)
 
 
-def vacuumed(table):
+def vacuum(table):
     """Delete all files that the latest version does not need."""
     checked = "spark.databricks.delta.retentionDurationCheck.enabled"
     table.sql(f"SET {checked} = false")

@@ -294,7 +294,7 @@ def test_a_repair_builds_anew_what_may_have_been_written_in_part(events):
     events.follow()
     add(events, "new", "newer")
     begun(events)
-    claims = events.deployment.log.begin(events.iteration("a"), "fails", {})
+    claims = events.deployment.log.claim_jobs(events.iteration("a"), "fails", {})
     for claim in claims:
         fail(events.deployment.log, claim, 10_430, "a row is refused")
     add(events, "newest")

@@ -6,7 +6,7 @@ from dataclasses import replace
 import pytest
 
 from iscp_dagster import FullText, Mirror, SourceTable, Vector, View
-from iscp_dagster.clickhouse.connect.endpoint import Endpoint
+from iscp_dagster.clickhouse.connect.endpoint import ClickHouseEndpoint
 from iscp_dagster.clickhouse.connect.failures import RefusedRowsError
 from iscp_dagster.delta.read_plans import ReadKind
 from iscp_dagster.joblog.iterations import FailedStep
@@ -165,7 +165,7 @@ def test_a_table_without_a_change_feed(spark_deployment):
 
 def without_clickhouse(deployment):
     nowhere = f"http://me:hidden@127.0.0.1:{find_free_port()}"
-    return replace(deployment, endpoint=Endpoint.parse(nowhere))
+    return replace(deployment, endpoint=ClickHouseEndpoint.parse(nowhere))
 
 
 def without_spark(deployment):

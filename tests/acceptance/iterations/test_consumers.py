@@ -17,7 +17,7 @@ from iscp_dagster import Mirror
 from iscp_dagster.joblog.iterations import FailedStep, Iteration
 from iscp_dagster.joblog.updates import SpecUpdate
 from iscp_dagster.location.names import SERVICES_TAG
-from iscp_dagster.location.sensor.runner import run_request
+from iscp_dagster.location.sensor.runner import build_run_request
 from iscp_dagster.model.consumers.kinds import get_consumer_kind
 from iscp_dagster.model.declared.images import ChangeKind
 from iscp_dagster.model.errors import UnavailableError
@@ -363,7 +363,7 @@ def is_tagged_as_slow(table, job):
     iteration = Iteration.from_jobs([job], replace(job.watermark, version=99))
     return (
         SERVICES_TAG
-        in run_request(Dispatch(source=table.source, iteration=iteration, name="d")).tags
+        in build_run_request(Dispatch(source=table.source, iteration=iteration, name="d")).tags
     )
 
 

@@ -16,7 +16,7 @@ from iscp_dagster.delta.read_plans import ReadKind
 from iscp_dagster.joblog.iterations import FailedStep
 from iscp_dagster.model.errors import FenceError, IscpError, UnrepeatableError
 from iscp_dagster.model.states import JobState
-from iscp_dagster.sync.iteration.outcomes import PendingCommit
+from iscp_dagster.sync.iteration.outcomes import RowDelivery
 from iscp_dagster.sync.reading.reader import SourceReader
 from support.jobs.log_rows import fail
 from support.lake.delta_tables import Table, one_by_one, rows
@@ -53,7 +53,7 @@ def test_a_row_that_is_refused_waits_until_it_is_replayed(spark_deployment, dlq)
     table.sql("UPDATE {t} SET name = 'odd too' WHERE id = 2")
     table.insert(4)
     outcomes = table.follow()
-    assert all(isinstance(each, PendingCommit) for each in outcomes), outcomes
+    assert all(isinstance(each, RowDelivery) for each in outcomes), outcomes
     assert table.query("SELECT id FROM {mirror} ORDER BY id") == [(1,), (4,)]
     assert table.query("SELECT count() FROM {text}") == [(4,)]
     (verdict,) = [each for each in table.verdicts() if each.index == "mirror"]
@@ -92,7 +92,7 @@ def test_a_first_synchronization_sets_rows_aside_too_and_dropping_them_is_final(
     )
     table.sql("INSERT INTO {t} VALUES ('b', 1, DATE'2026-01-01'), ('b', 2, DATE'2027-01-01')")
     (outcome,) = table.follow()
-    assert isinstance(outcome, PendingCommit)
+    assert isinstance(outcome, RowDelivery)
     assert (outcome.tenant, outcome.inserted) == ("b", 1)
     assert table.query("SELECT id FROM {mirror} WHERE tenant = 'b'") == [(1,)]
     (letter,) = json.loads(dlq(table, "list", "--json")[1])
@@ -122,7 +122,7 @@ def test_a_batch_that_cannot_be_read_again_is_set_aside_and_the_rest_goes_on(dep
     layout = SourceReader(
         deployment, table.source, frozenset({"a"}), table.deployment.make_delta_log(table.source)
     ).plan_layout(iteration.range)
-    deployment.log.begin(iteration, "dies", layout)
+    deployment.log.claim_jobs(iteration, "dies", layout)
     deployment.log.recover({"dies"})
     lose_files(table)
     table.insert(4)
@@ -149,7 +149,7 @@ def test_a_batch_that_cannot_be_read_again_is_set_aside_and_the_rest_goes_on(dep
     # A replay resumes a job that has stopped meanwhile.
     table.insert(6)
     (job,) = [job for job in table.jobs() if job.key.job_name == "mirror"]
-    (claim,) = deployment.log.begin(replace(table.iteration("a"), jobs=(job.key,)), "fails", {})
+    (claim,) = deployment.log.claim_jobs(replace(table.iteration("a"), jobs=(job.key,)), "fails", {})
     fail(deployment.log, claim, 10_300, "a value does not fit")
     code, said = dlq(table, "replay")
     assert (code, said) == (
@@ -182,13 +182,13 @@ def test_of_a_dead_run_s_tenants_only_those_whose_batch_is_gone_are_set_aside(
     put(2, 3)
     # For this tenant the run begins a snapshot, which leaves nothing behind.
     lose_files_of(table, "staged")
-    dies(table, table.iteration(*tenants), Life("after", "begin"))
+    dies(table, table.iteration(*tenants), Life("after", "claim_jobs"))
     deployment.log.recover({"dead"})
     lose_files_of(table, "gone")
     lose_files_of(table, "gone too")
     put(4)
     lose_files_of(table, "gone and more")
-    asides, set_aside = [], IndexStore.set_aside
+    asides, set_aside = [], IndexStore.write_range_letters
 
     def noted(store, errors, **more):
         asides.append(set(errors))
@@ -197,7 +197,7 @@ def test_of_a_dead_run_s_tenants_only_those_whose_batch_is_gone_are_set_aside(
     with monkeypatch.context() as patched:
         patched.setattr(
             IndexStore,
-            "set_aside",
+            "write_range_letters",
             noted,
         )
         outcomes = table.run(table.iteration(*tenants))
@@ -224,7 +224,7 @@ def test_a_batch_that_is_gone_is_not_set_aside_by_a_run_that_is_overtaken(
     table.insert(1)
     table.follow()
     table.insert(2, 3)
-    dies(table, table.iteration("a"), Life("after", "begin"))
+    dies(table, table.iteration("a"), Life("after", "claim_jobs"))
     deployment.log.recover({"dead"})
     lose_files(table)
     table.insert(4)

@@ -18,7 +18,7 @@ from iscp_dagster.model.specs import ConsumerInfo, IterationDetail, JobSpec
 from iscp_dagster.model.states import JobState
 from iscp_dagster.sync.writing import writer
 from iscp_dagster.sync.writing.serving import find_unserved, serve_all
-from iscp_dagster.upkeep.maintenance import collect, find_garbage
+from iscp_dagster.upkeep.maintenance import delete_garbage, find_garbage
 from support.jobs.log_rows import fail
 from support.lake.delta_tables import Table, one_by_one
 
@@ -156,7 +156,7 @@ def test_a_rebuild_has_the_columns_that_the_table_has_gained_whatever_its_siblin
     texts = [job for job in table.jobs() if job.key.job_name == "text"]
     if sibling == "written":
         latest = deployment.make_delta_log(table.source).get_latest_moment()
-        log.begin(Iteration.from_jobs(texts, latest), "another run", {})
+        log.claim_jobs(Iteration.from_jobs(texts, latest), "another run", {})
     assert api(table).rebuild_job(ALL_TENANTS, mirror(table)) is True
     if sibling == "tried before":
         mirrors = [job for job in table.jobs() if job.key.job_name == "mirror"]
@@ -320,7 +320,7 @@ def test_an_error_of_the_consumer_before_does_not_stop_the_one_that_comes(deploy
     other.insert(2)
     due = other.look().dispatches[0]
     found = one_by_one(deployment, other.source, due.iteration, run_id="r", queued_as=due.name)
-    (claim,) = deployment.log.begin(due.iteration, "r", {}, queued_as=due.name)
+    (claim,) = deployment.log.claim_jobs(due.iteration, "r", {}, queued_as=due.name)
     api(other).rebuild_job(ALL_TENANTS, mirror(other))
     fail(deployment.log, claim, SchemaError.code, "as before")
     found.close()
@@ -351,7 +351,7 @@ def test_tables_of_every_generation_go_with_the_last_job(table):
     build_one(table)
     assert set(data(table).list_tables().values()) == {0, 1}
     jobs.unregister_job(ALL_TENANTS, mirror(table))
-    collect(
+    delete_garbage(
         table.deployment,
         [table.source],
         find_garbage(table.deployment, [table.source], timedelta(hours=-1)),

@@ -27,9 +27,9 @@ from iscp_dagster.model.moment import START
 from iscp_dagster.model.states import Event, JobState
 from iscp_dagster.spark.guard import interrupt_when_lost
 from iscp_dagster.sync.bounds import IterationBounds
-from iscp_dagster.sync.iteration.outcomes import PendingCommit
+from iscp_dagster.sync.iteration.outcomes import RowDelivery
 from iscp_dagster.upkeep import verify as verification
-from iscp_dagster.upkeep.maintenance import collect, find_garbage
+from iscp_dagster.upkeep.maintenance import delete_garbage, find_garbage
 from iscp_dagster.upkeep.position import read_positions
 from iscp_dagster.upkeep.progress import Progress, read_progress
 from support.jobs.log_rows import complete
@@ -345,7 +345,7 @@ def test_a_renamed_column_has_its_values_under_the_new_name_and_keeps_the_old_on
     table.sql("ALTER TABLE {t} RENAME COLUMN name TO title")
     table.insert(3)
     for outcome in table.follow():
-        assert (outcome.plan.kind, outcome.store.list_lost_columns()) == (
+        assert (outcome.plan.kind, outcome.store.list_dropped_columns()) == (
             ReadKind.SNAPSHOT,
             ["name"],
         )
@@ -499,7 +499,7 @@ def test_an_index_that_cannot_be_put_in_place_stops_no_sibling(deployment, monke
     found = {type(each): each for each in table.materialize()}
     assert found[FailedStep].code == UnavailableError.code
     assert found[FailedStep].claim.key.job_name == "mirror"
-    assert found[PendingCommit].claim.key.job_name == "text"
+    assert found[RowDelivery].claim.key.job_name == "text"
     assert table.query("SELECT count() FROM {text}") == [(2,)]
     states = {job.key.job_name: job.watermark.version for job in table.jobs()}
     assert states == {"mirror": -1, "text": 1}
@@ -558,9 +558,9 @@ def test_what_is_registered_again_while_garbage_is_cleared_stays(deployment):
     (job,) = table.jobs()
     deployment.log.unregister("a", job.name)
     found = find_garbage(deployment, [table.source], retention=timedelta(seconds=-60))
-    assert [each.drops for each in found] == ["table"]
+    assert [each.scope for each in found] == ["table"]
     table.materialize()
-    assert collect(deployment, [table.source], found) == 0
+    assert delete_garbage(deployment, [table.source], found) == 0
     table.check()
 
 
@@ -645,7 +645,7 @@ def test_rows_of_tenants_that_a_recreated_table_lacks_cease_to_be_served(deploym
 
 
 CRASHES = {
-    "claimed": ("after", "begin"),
+    "claimed": ("after", "claim_jobs"),
     "scanned": ("after", "nothing"),
     "published": ("before", "complete"),
     "completed": ("after", "complete"),
@@ -673,7 +673,7 @@ def crash_of_three(table, point, iteration):
     """
     log = table.deployment.log
     taken = [key for key in iteration.jobs if key.tenant == f"taken {point}"]
-    crash(table, iteration, point, meanwhile={"begin": lambda: log.cancel(taken)})
+    crash(table, iteration, point, meanwhile={"claim_jobs": lambda: log.cancel(taken)})
     begun = (JobState.RUNNING, Phase.BEFORE)
     first = (JobState.COMPLETED, Phase.AFTER) if point == "completed" else begun
     left = {"plain": [begun, first], "odd": [begun, first]}

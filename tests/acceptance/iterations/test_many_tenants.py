@@ -12,7 +12,7 @@ import sqlalchemy as sa
 from deltalake import DeltaTable
 
 from iscp_dagster import FullText, Mirror, Vector
-from iscp_dagster.clickhouse.connect.endpoint import Endpoint
+from iscp_dagster.clickhouse.connect.endpoint import ClickHouseEndpoint
 from iscp_dagster.clickhouse.connect.failures import ClickHouseError
 from iscp_dagster.clickhouse.tables.indexes import IndexStore
 from iscp_dagster.delta.log.files import LocalFiles
@@ -25,7 +25,7 @@ from iscp_dagster.model.specs import ConsumerInfo, IterationDetail, JobSpec
 from iscp_dagster.model.states import JobState
 from iscp_dagster.sync.interpreter import iterate
 from iscp_dagster.sync.iteration.narrowing import TENANTS_TRIED, UntriedError
-from iscp_dagster.sync.iteration.outcomes import PendingCommit
+from iscp_dagster.sync.iteration.outcomes import RowDelivery
 from iscp_dagster.sync.reading.reader import SourceReader
 from iscp_dagster.sync.writing import scan
 from support.lake.delta_tables import Table, one_by_one, publish_one
@@ -53,7 +53,7 @@ def table(deployment):
 def counted(deployment, monkeypatch):
     """Count the statements sent to the ISCP log and to ClickHouse."""
     found = Counter()
-    client = Endpoint.get_client
+    client = ClickHouseEndpoint.get_client
 
     class Counting:
         def __init__(self, held):
@@ -68,7 +68,9 @@ def counted(deployment, monkeypatch):
         found["log"] += 1
 
     with monkeypatch.context() as patched:
-        patched.setattr(Endpoint, "get_client", lambda endpoint: Counting(client(endpoint)))
+        patched.setattr(
+            ClickHouseEndpoint, "get_client", lambda endpoint: Counting(client(endpoint))
+        )
         sa.event.listen(deployment.log.engine, "before_cursor_execute", executed)
         try:
             yield found
@@ -123,7 +125,7 @@ def plans(outcomes):
     """Return how each tenant that was delivered was read."""
     found = {}
     for each in outcomes:
-        if isinstance(each, PendingCommit):
+        if isinstance(each, RowDelivery):
             found.setdefault(each.tenant, set()).add(each.plan.kind)
     return found
 
@@ -230,7 +232,7 @@ def test_a_twin_makes_its_tenant_alone_be_read_whole(deployment, table):
     whole = {
         each.tenant
         for each in outcomes
-        if isinstance(each, PendingCommit) and each.plan.kind is ReadKind.SNAPSHOT
+        if isinstance(each, RowDelivery) and each.plan.kind is ReadKind.SNAPSHOT
     }
     # The tenant then has one key twice.
     assert whole == set()

@@ -8,7 +8,7 @@ from deltalake import DeltaTable, write_deltalake
 
 from iscp_dagster import FullText, Mirror
 from iscp_dagster.delta import filescan
-from iscp_dagster.delta.log.deltalog import STANDS_SECONDS, DeltaLog
+from iscp_dagster.delta.log.deltalog import MARK_CHECK_SECONDS, DeltaLog
 from iscp_dagster.delta.read_plans import ReadKind
 from iscp_dagster.joblog.iterations import FailedStep
 from iscp_dagster.local.stack.ports import find_free_port
@@ -205,6 +205,6 @@ def test_a_table_that_took_another_ones_place_is_noticed_within_a_minute(deploym
     # The store's times are whole seconds, so only the size may differ.
     put(table, "a", "b", ids=range(4))
     assert log.poll(before) == before
-    now[0] = STANDS_SECONDS
+    now[0] = MARK_CHECK_SECONDS
     after = log.poll(before)
     assert not after.is_same_table(before)

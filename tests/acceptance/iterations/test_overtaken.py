@@ -7,14 +7,14 @@ from dataclasses import replace
 import pytest
 
 from iscp_dagster import FullText, Mirror
-from iscp_dagster.clickhouse.connect.endpoint import Endpoint
+from iscp_dagster.clickhouse.connect.endpoint import ClickHouseEndpoint
 from iscp_dagster.clickhouse.tables.indexes import IndexStore
 from iscp_dagster.clickhouse.write.inserts import ATTEMPTS
 from iscp_dagster.delta.read_plans import ReadKind
 from iscp_dagster.joblog.iterations import FailedStep
 from iscp_dagster.model.errors import FenceError, UnavailableError
 from iscp_dagster.model.states import JobState
-from iscp_dagster.sync.iteration.outcomes import PendingCommit
+from iscp_dagster.sync.iteration.outcomes import RowDelivery
 from iscp_dagster.upkeep.maintenance import clear_staging
 from support.lake.delta_tables import Table, one_by_one, publish_one
 from support.services.fault_proxy import LATE
@@ -38,7 +38,9 @@ def add(table, *ids, tenant="a"):
 
 def behind(proxy, table):
     """Return the table, with runs that go through the proxy."""
-    return replace(table, deployment=replace(table.deployment, endpoint=Endpoint.parse(proxy.url)))
+    return replace(
+        table, deployment=replace(table.deployment, endpoint=ClickHouseEndpoint.parse(proxy.url))
+    )
 
 
 def dies(proxy, table, into):
@@ -119,16 +121,16 @@ def test_a_run_that_is_overtaken_before_it_reads_the_epoch_writes_nothing(table,
     """It would read its heir's epoch, and the barrier would let it in."""
     table.follow()
     add(table, 3, 4)
-    enter = IndexStore.enter
+    enter = IndexStore.refresh_epochs
 
     def late(store):
-        monkeypatch.setattr(IndexStore, "enter", enter)
+        monkeypatch.setattr(IndexStore, "refresh_epochs", enter)
         table.deployment.log.recover({"late"})
         table.sql("DELETE FROM {t} WHERE id = 3")
         built_anew(table)
         return enter(store)
 
-    monkeypatch.setattr(IndexStore, "enter", late)
+    monkeypatch.setattr(IndexStore, "refresh_epochs", late)
     found = [*one_by_one(table.deployment, table.source, table.iteration("a"), run_id="late")]
     check(table)
     assert [each.code for each in found] == [FenceError.code]
@@ -177,7 +179,7 @@ def test_what_was_sent_again_and_lands_when_its_token_is_forgotten_changes_nothi
         outcomes = behind(proxy, table).run(table.iteration("a"), "sends again")
     finally:
         proxy.coming_to.clear()
-    assert {type(each) for each in outcomes} == {PendingCommit}
+    assert {type(each) for each in outcomes} == {RowDelivery}
     # As after many blocks of other tenants.
     rows = table.view(table.source.indexes[0], "__rows")
     table.deployment.endpoint.get_client().command(
@@ -283,7 +285,7 @@ def test_a_row_that_lands_after_its_tenant_was_dropped_is_kept_out(deployment, p
         outcomes = behind(proxy, table).run(table.iteration("a"), "dies")
     finally:
         proxy.coming_to.clear()
-    assert {type(each) for each in outcomes} == {PendingCommit, FailedStep}
+    assert {type(each) for each in outcomes} == {RowDelivery, FailedStep}
     data = deployment.get_index_data(table.jobs()[0].spec.detail.consumer)
     data.drop_tenants("tenant", ["a"])
     assert all("iscp_barrier_" in each for each in proxy.land())

@@ -10,7 +10,7 @@ import pytest
 
 from iscp_dagster import FullText, Mirror
 from iscp_dagster.api.jobs import ALL_TENANTS, Jobs
-from iscp_dagster.clickhouse.connect.endpoint import Endpoint, parse_endpoints
+from iscp_dagster.clickhouse.connect.endpoint import ClickHouseEndpoint, parse_endpoints
 from iscp_dagster.clickhouse.tables.generations import IndexData
 from iscp_dagster.clickhouse.write.inserts import ATTEMPTS
 from iscp_dagster.delta.read_plans import ReadKind
@@ -24,13 +24,13 @@ from iscp_dagster.model.declared.tables import expand_shards
 from iscp_dagster.model.errors import SchemaError, UnavailableError
 from iscp_dagster.model.jobs import JobID
 from iscp_dagster.model.states import JobState
-from iscp_dagster.sync.iteration.outcomes import PendingCommit
+from iscp_dagster.sync.iteration.outcomes import RowDelivery
 from iscp_dagster.sync.writing.serving import serve_all
 from iscp_dagster.upkeep.dead_letters import find_letters, replay_letters
-from iscp_dagster.upkeep.maintenance import collect, find_garbage
+from iscp_dagster.upkeep.maintenance import delete_garbage, find_garbage
 from iscp_dagster.upkeep.position import read_positions
 from iscp_dagster.upkeep.progress import Progress, read_progress
-from iscp_dagster.upkeep.verify import verify
+from iscp_dagster.upkeep.verify import compare_or_raise
 from support.lake.delta_tables import Table, deployment_at
 from support.lake.row_writer import ANYWAY
 from support.services.clickhouse_servers import running_servers
@@ -195,7 +195,7 @@ def test_databases_of_one_server_are_shards_too(clickhouse_url, spark_remote, tm
     jobs.unregister_job(ALL_TENANTS, name(table, "mirror_shard_0"))
     without = [replace(table.source, indexes=[])]
     later_ = later(table).deployment
-    collect(later_, without, find_garbage(later_, without))
+    delete_garbage(later_, without, find_garbage(later_, without))
     assert [tables(table, shard) for shard in (0, 1)] == [{}, {f"{short}_mirror__rows_1": 1}]
 
 
@@ -239,7 +239,7 @@ def test_a_shard_that_is_down_holds_up_no_other_and_catches_up(table, servers):
         assert in_step == {"mirror_shard_0": True, "mirror_shard_1": False}
         wanted = "SELECT count() FROM {view} WHERE name = 'while it is down'"
         assert held(table, 0, wanted)[0][0] > 0
-        (verdict, *_) = verdicts = verify(
+        (verdict, *_) = verdicts = compare_or_raise(
             table.deployment, table.source, indexes=["mirror_shard_0"]
         )
         assert verdict.rows > 0
@@ -354,12 +354,12 @@ KINDS = {
 def dies(table, proxy):
     """Let a run give up because the network holds its inserts into the second shard."""
     proxy.coming_to["__rows"] = [LATE] * ATTEMPTS
-    shards = (table.deployment.endpoints[0], Endpoint.parse(proxy.url))
+    shards = (table.deployment.endpoints[0], ClickHouseEndpoint.parse(proxy.url))
     behind = replace(table, deployment=replace(table.deployment, shards=shards))
     outcomes = behind.run(table.iteration("a"), "dies")
     proxy.coming_to.clear()
     assert {each.claim.key.job_name: type(each) for each in outcomes} == {
-        "mirror_shard_0": PendingCommit,
+        "mirror_shard_0": RowDelivery,
         "mirror_shard_1": FailedStep,
     }
 
@@ -428,8 +428,8 @@ def test_what_was_not_sharded_becomes_so_and_its_job_takes_no_shard_along(deploy
     assert len(find_letters(deployment, [whole.source])) == 1
     deployment = later(table).deployment
     found = find_garbage(deployment, [table.source])
-    assert [each.drops for each in found] == ["nothing"]
-    assert collect(deployment, [table.source], found) == 1
+    assert [each.scope for each in found] == ["nothing"]
+    assert delete_garbage(deployment, [table.source], found) == 1
     assert find_letters(deployment, [whole.source]) == []
     check(table)
 
@@ -442,8 +442,8 @@ def test_the_data_of_dropped_shards_goes_from_each_server(table):
     deployment = later(table).deployment
     without = [replace(table.source, indexes=[])]
     found = find_garbage(deployment, without)
-    assert [each.drops for each in found] == ["table", "table"]
-    assert collect(deployment, without, found) == 2
+    assert [each.scope for each in found] == ["table", "table"]
+    assert delete_garbage(deployment, without, found) == 2
     assert (tables(table, 0), tables(table, 1)) == ({}, {})
 
 
@@ -453,7 +453,7 @@ def test_a_shard_whose_server_is_named_no_more_is_forgotten_without_it(table):
     api(table).unregister_job(ALL_TENANTS, name(table, "mirror_shard_1"))
     fewer = later(on(table, table.deployment, 1, Mirror(sharding=BY_ID))).deployment
     without = [replace(table.source, indexes=[])]
-    assert collect(fewer, without, find_garbage(fewer, without)) == 1
+    assert delete_garbage(fewer, without, find_garbage(fewer, without)) == 1
     assert tables(table, 1)
 
 

@@ -15,9 +15,9 @@ from iscp_dagster.model.batch import Case, Phase
 from iscp_dagster.model.errors import BatchError, FenceError, UnavailableError
 from iscp_dagster.model.states import JobState
 from iscp_dagster.sync.bounds import IterationBounds
-from iscp_dagster.sync.iteration.outcomes import PendingCommit
+from iscp_dagster.sync.iteration.outcomes import RowDelivery
 from iscp_dagster.sync.ledger import make_state_key
-from iscp_dagster.upkeep.maintenance import collect, find_garbage
+from iscp_dagster.upkeep.maintenance import delete_garbage, find_garbage
 from support.jobs.log_rows import fail
 from support.lake.delta_tables import Table, deployment_at, ledger_of, one_by_one, publish_one
 from support.workers.killable import Life, dies
@@ -55,7 +55,7 @@ def check(table):
 
 # The first write of the store is BEFORE, the second AFTER.
 CRASHES = {
-    "begun": ("after", "begin", 1),
+    "begun": ("after", "claim_jobs", 1),
     "not before": ("before", "write_many", 1),
     "before": ("after", "write_many", 1),
     "written": ("before", "write_many", 2),
@@ -70,9 +70,9 @@ def crash(table, iteration, point):
 
     The store then has AFTER only for the tenants that the run wrote and confirmed.
     """
-    log, store = table.deployment.log, table.deployment.states()
+    log, store = table.deployment.log, table.deployment.open_state_store()
     taken = [key for key in iteration.jobs if key.tenant.startswith("taken")]
-    dies(table, iteration, Life(*CRASHES[point], meanwhile={"begin": lambda: log.cancel(taken)}))
+    dies(table, iteration, Life(*CRASHES[point], meanwhile={"claim_jobs": lambda: log.cancel(taken)}))
     log.recover({"dead"})
     jobs = [job for job in table.jobs() if job.key in iteration.jobs]
     found = store.read([make_state_key(job) for job in jobs])
@@ -142,7 +142,7 @@ def test_a_run_that_dies_at_any_write_of_state_loses_and_doubles_nothing_of_any_
     of_taken = {f"taken {point}": nothing if point in begun else unsure for point in CRASHES}
     assert found == alike | of_taken
     check(dead=2)
-    held = events.deployment.states().read([make_state_key(job) for job in events.jobs()])
+    held = events.deployment.open_state_store().read([make_state_key(job) for job in events.jobs()])
     assert {each.record.phase for each in held.values()} == {Phase.AFTER}
 
 
@@ -153,17 +153,17 @@ def test_a_run_that_was_thought_dead_cannot_say_that_it_wrote(events):
     iteration = events.iteration("a")
     zombie = one_by_one(events.deployment, events.source, iteration, run_id="zombie")
     late = next(zombie)
-    assert isinstance(late, PendingCommit)
+    assert isinstance(late, RowDelivery)
     events.deployment.log.recover({"zombie"})
     events.follow()
     (job,) = events.jobs()
-    before = events.deployment.states().read([make_state_key(job)])
+    before = events.deployment.open_state_store().read([make_state_key(job)])
     (error,) = ledger_of(late).record_after([late.claim]).values()
     assert "run zombie saw fence" in str(error)
     with pytest.raises(FenceError):
         publish_one(events.deployment, late)
     zombie.close()
-    assert events.deployment.states().read([make_state_key(job)]) == before
+    assert events.deployment.open_state_store().read([make_state_key(job)]) == before
     check(events)
 
 
@@ -172,7 +172,7 @@ def test_a_store_that_another_run_writes_to_stops_the_one_that_comes_late(events
     events.follow()
     add(events, 2)
     (job,) = events.jobs()
-    store = events.deployment.states()
+    store = events.deployment.open_state_store()
     (seen,) = store.read([make_state_key(job)]).values()
 
     class Late:
@@ -185,7 +185,7 @@ def test_a_store_that_another_run_writes_to_stops_the_one_that_comes_late(events
             store.write(make_state_key(job), seen.record, holder="quicker", expected=seen)
             return store.write_many(writes)
 
-    late = replace(events, deployment=replace(events.deployment, states=Late))
+    late = replace(events, deployment=replace(events.deployment, open_state_store=Late))
     (failure,) = late.run(events.iteration("a"))
     assert re.search(r"found fence \d+ of run quicker", failure.message)
     (failed,) = events.jobs()
@@ -259,14 +259,14 @@ def test_a_store_that_does_not_answer_is_said_of_the_jobs_which_come_again(event
     events.follow()
     add(events, 2)
     # A person has made the store forget the batch.
-    (claim,) = events.deployment.log.begin(events.iteration("a"), "fails", {})
+    (claim,) = events.deployment.log.claim_jobs(events.iteration("a"), "fails", {})
     fail(events.deployment.log, claim, 10_430, "a row is refused")
     events.deployment.log.repair([claim.key])
 
     def gone():
         raise UnavailableError("The state store does not answer; start it again.")
 
-    cut = replace(events, deployment=replace(events.deployment, states=gone))
+    cut = replace(events, deployment=replace(events.deployment, open_state_store=gone))
     (due,) = cut.look().dispatches
     with pytest.raises(UnavailableError, match="state store does not answer"):
         cut.run(due.iteration, queued_as=due.name)
@@ -283,8 +283,8 @@ def test_the_state_of_a_job_that_is_collected_is_forgotten(events):
     add(events, 1)
     events.follow()
     (job,) = events.jobs()
-    assert events.deployment.states().read([make_state_key(job)])
+    assert events.deployment.open_state_store().read([make_state_key(job)])
     events.deployment.log.unregister(job.key.tenant, job.name, job.key.table_id)
     found = find_garbage(events.deployment, [events.source], retention=timedelta(seconds=-60))
-    collect(events.deployment, [events.source], found)
-    assert events.deployment.states().read([make_state_key(job)]) == {}
+    delete_garbage(events.deployment, [events.source], found)
+    assert events.deployment.open_state_store().read([make_state_key(job)]) == {}

@@ -527,10 +527,10 @@ def test_the_runs_of_a_backfill_that_wait_are_one_with_a_run_that_begins_or_ends
     run_of(mine, "b", of="third", status=dg.DagsterRunStatus.STARTED)
     late = run_of(mine, "d", of="third").run_id
     log = location.table.deployment.log
-    assert log.take(["backfill third"], "the earlier run", 60.0)
+    assert log.take_leases(["backfill third"], "the earlier run", 60.0)
     assert executed("g", of="third")[1] == {"g"}
     assert location.instance.get_run_by_id(late).status is dg.DagsterRunStatus.QUEUED
-    log.take(["backfill third"], "the earlier run", 0.0)
+    log.take_leases(["backfill third"], "the earlier run", 0.0)
     assert executed("g", of="third")[1] == {"d", "g"}
     # A run takes over, at its end, the runs that were queued while it worked.
     more = iter([("a",), ("d", "e")])

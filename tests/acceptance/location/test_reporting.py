@@ -265,7 +265,7 @@ def test_by_hand_what_another_run_is_writing_is_left_out_and_named(locate):
     location.table.insert(2, tenant="b")
     log = location.table.deployment.log
     iteration = location.table.iteration("b")
-    log.begin(iteration, "another run", {})
+    log.claim_jobs(iteration, "another run", {})
     for tenant in "ac":
         location.table.insert(2, tenant=tenant)
     failed = location.run(location.keys, None, range_tags("a", "c"), fails=True)
@@ -290,7 +290,7 @@ def test_by_hand_of_one_tenant_the_jobs_that_no_run_has_are_done(locate):
     log = location.table.deployment.log
     held = [job.key for job in location.table.jobs() if job.key.tenant == "a"][:1]
     whole = location.table.iteration("a")
-    log.begin(type(whole)(**vars(whole) | {"jobs": tuple(held)}), "another run", {})
+    log.claim_jobs(type(whole)(**vars(whole) | {"jobs": tuple(held)}), "another run", {})
     failed = location.run(location.keys, "a", fails=True)
     assert held[0].job_name in message_of(failed)
     assert materialized(location, failed) == {"a": 1}
@@ -309,7 +309,7 @@ def test_a_job_that_another_run_takes_meanwhile_stops_no_other(locate, monkeypat
         flush(due, joblog)
         monkeypatch.undo()
         start = {job.key: job.watermark for job in location.table.jobs()}[taken.jobs[0]]
-        log.begin(type(taken)(**vars(taken) | {"from_": start}), "another run", {})
+        log.claim_jobs(type(taken)(**vars(taken) | {"from_": start}), "another run", {})
 
     monkeypatch.setattr(joining.DueIteration, "flush", taking)
     failed = location.run(location.keys, None, range_tags("a", "c"), fails=True)

@@ -13,7 +13,7 @@ from support.invocations.killable_stack import DATABASE, ENDPOINT, RUNTIME, Mort
 from support.workers.soak_length import soak_seconds
 
 SLEEP, LONG_SLEEP = 0.2, 3.0
-"""The long one is still to come once its entry is stored; else it is completed with that, and
+"""The long one still lasts when its entry is stored; a short one is completed with that, and
 nothing fires.
 """
 HOUR = 3_600
@@ -28,7 +28,7 @@ AT_ONCE = 8
 
 @pytest.fixture(scope="module")
 def stack(tmp_path_factory):
-    """Run them for the whole module; whoever is killed comes back."""
+    """Run them for the whole module; what is killed is started again."""
     folder = tmp_path_factory.mktemp("mortals")
     with ExitStack() as exits:
         database = exits.enter_context(run_postgres(folder))
@@ -38,76 +38,76 @@ def stack(tmp_path_factory):
         yield stack
 
 
-def killed_at(stack, victim, points):
-    """Go on a trip whose victim is killed whenever somebody comes to one of the points."""
+def kill_at(stack, victim, points):
+    """Make a trip whose victim is killed whenever a process comes to one of the points."""
     for point in points:
         stack.gates.arm(point)
-    id_, file = stack.begin(LONG_SLEEP if any("fire" in each for each in points) else SLEEP)
+    id_, file = stack.begin(LONG_SLEEP if any("fire" in point for point in points) else SLEEP)
     for point in points:
-        pid = stack.gates.reached(point)
+        pid = stack.gates.await_process(point)
         if victim == RUNTIME and point == "in run":
-            pid = stack.driver(id_)
+            pid = stack.find_driver(id_)
         stack.strike(victim, pid)
         stack.gates.open(point)
-    done = stack.ended(id_, file)
-    stack.settled()
-    return done
+    effects = stack.await_end(id_, file)
+    stack.await_tally()
+    return effects
 
 
 @pytest.mark.parametrize("victim", VICTIMS)
 def test_a_trip_ends_once_whoever_is_killed(stack, record_property, victim):
-    done = killed_at(stack, victim, POINTS)
-    # What is acknowledged is never done again; what is not may be, by whoever comes next.
-    assert done["run 0"] == 1
-    assert done["run 1"] <= 2
+    effects = kill_at(stack, victim, POINTS)
+    # An acknowledged effect never happens again; another may, in whatever process continues.
+    assert effects["run 0"] == 1
+    assert effects["run 1"] <= 2
     record_property("kills", len(POINTS))
-    record_property("effects", dict(done))
+    record_property("effects", dict(effects))
 
 
 def test_a_runtime_that_others_took_for_dead_changes_nothing(stack, record_property):
     stack.gates.arm("before Run")
     id_, file = stack.begin(SLEEP)
-    zombie = stack.at(stack.gates.reached("before Run"))
+    zombie = stack.find_runtime(stack.gates.await_process("before Run"))
     # It stands before its commit, and its beat stands still: the other one takes over.
-    done = stack.ended(id_, file)
+    effects = stack.await_end(id_, file)
     stack.gates.open("before Run")
-    # It answers when it has gone past what it wanted to commit.
+    # It answers when it is past its commit.
     answer = stack.http.post(f"{zombie.url}/Trips/greet", json="again", timeout=30)
-    assert answer.json() == "hello again", stack.told
-    assert stack.ended(id_, file) == done
-    stack.settled()
-    record_property("effects", dict(done))
+    assert answer.json() == "hello again", stack.output
+    assert stack.await_end(id_, file) == effects
+    stack.await_tally()
+    record_property("effects", dict(effects))
 
 
 def test_a_clock_that_is_put_back_delays_nothing(stack, record_property):
     stack.gates.arm("after Sleep")
     id_, file = stack.begin(SLEEP)
-    pid = stack.gates.reached("after Sleep")
+    pid = stack.gates.await_process("after Sleep")
     (stack.folder / "clock").write_text(str(HOUR))
     stack.gates.open("after Sleep")
-    begun = time.monotonic()
-    done = stack.ended(id_, file)
-    # The one that is started anew has nothing but the clock; the other one knows better.
+    start = time.monotonic()
+    effects = stack.await_end(id_, file)
+    # The runtime that is started again has nothing but the clock; the other one knows better.
     stack.strike(RUNTIME, pid)
-    again = stack.ended(*stack.begin(SLEEP))
-    assert time.monotonic() - begun < HOUR / 60
-    record_property("counted", stack.settled())
+    effects += stack.await_end(*stack.begin(SLEEP))
+    assert time.monotonic() - start < HOUR / 60
+    record_property("counted", stack.await_tally())
     (stack.folder / "clock").unlink()
-    record_property("effects", dict(done + again))
+    record_property("effects", dict(effects))
 
 
 @pytest.mark.soak
 @pytest.mark.timeout(SOAK_SECONDS + 600)
 def test_trips_end_once_through_hundreds_of_kills(stack, record_property):
     for victim, point in itertools.product(VICTIMS, MORE_POINTS):
-        killed_at(stack, victim, [point])
-    chance, until = Random(1), time.monotonic() + SOAK_SECONDS
-    while time.monotonic() < until:
-        begun = [stack.begin(chance.random()) for _ in range(AT_ONCE)]
+        kill_at(stack, victim, [point])
+    chance, end = Random(1), time.monotonic() + SOAK_SECONDS
+    while time.monotonic() < end:
+        trips = [stack.begin(chance.random()) for _ in range(AT_ONCE)]
         for _ in range(chance.randrange(1, 4)):
             time.sleep(chance.random() * SILENT_SECONDS)
             stack.strike(chance.choice(VICTIMS), chance.choice(stack.runtimes).process.pid)
-        for id_, file in begun:
-            stack.ended(id_, file)
-        stack.settled()
+        for id_, file in trips:
+            stack.await_end(id_, file)
+        stack.await_tally()
     record_property("counts", dict(stack.counts))

@@ -7,8 +7,7 @@ from random import Random
 
 import pytest
 
-from durable_invocations.runtime.sql.database import open_database
-from support.invocations.asgi_process import served
+from support.invocations.asgi_process import SDK_SERVICES, served
 from support.invocations.faults import JOURNEY, once_after_ack
 from support.invocations.project_runtime import running
 from support.invocations.sdk_venv import sdk_python
@@ -22,31 +21,29 @@ APART_SECONDS = 0.1
 
 @pytest.fixture
 def mortal_sdk(tmp_path):
-    with served(sdk_python(), "sdk_services:app", tmp_path) as server:
+    with served(sdk_python(), SDK_SERVICES, tmp_path) as server:
         yield server
 
 
 @pytest.mark.soak
 @pytest.mark.timeout(SECONDS + 600)
-@pytest.mark.parametrize("http", [1, 2], ids=["exchange", "duplex"])
 async def test_journeys_of_restate_sdk_end_once_while_it_is_killed(
-    mortal_sdk, tmp_path, http, record_property
+    mortal_sdk, engine, tmp_path, http, record_property
 ):
-    engine = open_database(f"sqlite:///{tmp_path}/log.db", keep_open=True)
     chance, done, kills, journeys = Random(http), Counter(), 0, 0
 
-    async def one(caller, number):
+    async def make_journey(caller, number):
         file = tmp_path / f"effects {number}"
         assert await caller.call("Counter", "journey", str(file), key=f"k{number}") == JOURNEY
         effects = once_after_ack(file.read_text().splitlines())
         assert effects.keys() == {"run 0", "run 1"}
         done.update(effects)
 
-    until = time.monotonic() + SECONDS
+    end = time.monotonic() + SECONDS
     async with running(engine, mortal_sdk.url, http=http) as caller:
-        while time.monotonic() < until:
+        while time.monotonic() < end:
             numbers = range(journeys, journeys + AT_ONCE)
-            under_way = [asyncio.create_task(one(caller, number)) for number in numbers]
+            under_way = [asyncio.create_task(make_journey(caller, number)) for number in numbers]
             journeys += AT_ONCE
             for _ in range(chance.randint(1, 3)):
                 await asyncio.sleep(APART_SECONDS * chance.random())
@@ -54,7 +51,6 @@ async def test_journeys_of_restate_sdk_end_once_while_it_is_killed(
                 await asyncio.to_thread(mortal_sdk.start)
                 kills += 1
             await asyncio.gather(*under_way)
-    engine.dispose()
     record_property("kills", kills)
     record_property("journeys", journeys)
     record_property("done again before the ack", done.total() - 2 * journeys)

@@ -10,10 +10,10 @@ from threading import Thread
 import pytest
 
 from iscp_dagster import Mirror
-from iscp_dagster.clickhouse.connect.endpoint import Endpoint
+from iscp_dagster.clickhouse.connect.endpoint import ClickHouseEndpoint
 from iscp_dagster.delta.read_plans import ReadKind
 from iscp_dagster.spark.session import count_cores, disconnect, get_shared_session
-from iscp_dagster.sync.iteration.outcomes import PendingCommit
+from iscp_dagster.sync.iteration.outcomes import RowDelivery
 from support.lake.delta_tables import Table, deployment_at, one_by_one
 from support.services.fault_proxy import TWICE, faulty
 from support.services.stack import wait_for
@@ -76,7 +76,9 @@ def due(request, made):
 
 def behind(proxy, table):
     """Return the table, with writers that go through the proxy."""
-    return replace(table, deployment=replace(table.deployment, endpoint=Endpoint.parse(proxy.url)))
+    return replace(
+        table, deployment=replace(table.deployment, endpoint=ClickHouseEndpoint.parse(proxy.url))
+    )
 
 
 def check(table):
@@ -94,7 +96,7 @@ def check(table):
 def followed(table):
     """Follow the table; return the one delivery."""
     (outcome,) = table.follow()
-    assert isinstance(outcome, PendingCommit), outcome
+    assert isinstance(outcome, RowDelivery), outcome
     return outcome
 
 
@@ -140,7 +142,7 @@ def test_a_large_tail_is_written_by_all_cores_and_replayed_alike_by_fewer(
     found = one_by_one(large.deployment, large.source, iteration, run_id="dies")
     written = next(found)
     found.close()
-    assert isinstance(written, PendingCommit), written
+    assert isinstance(written, RowDelivery), written
     assert (written.plan.kind, written.inserted) == (kind, 50)
     large.deployment.log.recover({"dies"})
     (job,) = table.jobs()

@@ -5,12 +5,12 @@ from pathlib import Path
 import pytest
 
 from iscp_dagster import FullText, Mirror
-from iscp_dagster.delta.log.commits import commit_name
+from iscp_dagster.delta.log.commits import format_commit_name
 from iscp_dagster.delta.read_plans import ReadKind
 from iscp_dagster.model.states import JobState
 from iscp_dagster.planning.runner import Runner
 from iscp_dagster.upkeep.position import read_positions
-from iscp_dagster.upkeep.verify import verify
+from iscp_dagster.upkeep.verify import compare_or_raise
 from support.lake.delta_tables import FEED, Table, deployment_at, kinds
 
 NTZ = "'delta.feature.timestampNtz' = 'supported'"
@@ -115,9 +115,9 @@ def test_a_comparison_says_that_the_log_has_lost_a_version_and_compares_what_the
     for number in range(4):
         table.sql(f"INSERT INTO {{t}} VALUES ('a', {3 + number}, 'p', 'q', 3)")
     for version in range(5):
-        Path(table.path, commit_name(version)).unlink()
+        Path(table.path, format_commit_name(version)).unlink()
     told = []
-    found = verify(deployment, table.source, report=told.append)
+    found = compare_or_raise(deployment, table.source, report=told.append)
     lost = "at version 5: the index has version 1, which is no longer in the table's log"
     assert told
     assert [each for each in told if not each.endswith(lost)] == []

@@ -5,9 +5,9 @@ import pytest
 from iscp_dagster import Mirror
 from iscp_dagster.delta.read_plans import ReadKind
 from iscp_dagster.model.errors import SchemaError
-from iscp_dagster.sync.iteration.outcomes import PendingCommit
+from iscp_dagster.sync.iteration.outcomes import RowDelivery
 from iscp_dagster.sync.reading.reader import MOST_ROWS
-from iscp_dagster.upkeep.verify import verify
+from iscp_dagster.upkeep.verify import compare_or_raise
 from support.lake.delta_tables import TYPES, Table, kinds, typed_columns, typed_rows
 from support.lake.row_writer import ANYWAY
 from support.spark.fake_spark import NearSpark
@@ -135,7 +135,7 @@ def verify_sees_what_was_changed(table):
         table.deployment.endpoint.get_client().command(
             f"INSERT INTO {rows} {changed}", settings=ANYWAY
         )
-    (verdict,) = verify(table.deployment, table.source, indexes=["kept"])
+    (verdict,) = compare_or_raise(table.deployment, table.source, indexes=["kept"])
     assert (verdict.missing, verdict.extra, verdict.different) == (0, 1, 2)
 
 
@@ -180,7 +180,7 @@ def test_a_value_that_does_not_fit_stops_its_index_alone_and_its_deletion_mends_
     table.sql("INSERT INTO {t} VALUES ('a', 1, 255), ('a', 2, NULL)")
     table.follow()
     table.sql("INSERT INTO {t} VALUES ('a', 3, 256)")
-    failed = [each for each in table.follow() if not isinstance(each, PendingCommit)]
+    failed = [each for each in table.follow() if not isinstance(each, RowDelivery)]
     assert [each.code for each in failed] == [SchemaError.code]
     said = "column 'n' is 256 in row {'id': 3}, but UInt8 holds whole numbers within its range"
     assert said in failed[0].message

@@ -125,7 +125,7 @@ def test_the_rows_are_those_that_spark_reads_whatever_their_types(spark, table):
                 read_images(spark, read, table.log.get_moment(after), table.log.get_moment(upto))
             )
             rows = fed(table, read, after, upto)
-            if not rows.parts:
+            if not rows.files:
                 assert expected[1] == []
                 continue
             assert told(build_images(spark, read, rows.read_if_small(MOST))) == expected

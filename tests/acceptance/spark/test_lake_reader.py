@@ -18,7 +18,7 @@ from iscp_dagster.delta.failures import wrap_spark_errors
 from iscp_dagster.delta.feed import plan_read
 from iscp_dagster.delta.feedscan import plan_feed
 from iscp_dagster.delta.filescan import plan_tasks
-from iscp_dagster.delta.log.commits import commit_name
+from iscp_dagster.delta.log.commits import format_commit_name
 from iscp_dagster.delta.log.deltalog import DeltaLog
 from iscp_dagster.delta.read_plans import ReadKind
 from iscp_dagster.delta.reader import TableSelection, read_changes, read_snapshot
@@ -643,7 +643,7 @@ class TestFeedGone:
         for key in range(1, 6):
             table.insert(("a", key, "x"))
         for version in (0, 1, 2):
-            (Path(table.path) / commit_name(version)).unlink()
+            (Path(table.path) / format_commit_name(version)).unlink()
         self.gone(table, 0, 5, "commit 1 is no longer in the log", "DELTA_LOG_FILE_NOT_FOUND")
         assert sorted(row.k for row in table.changes(2, 5)) == [3, 4, 5]
         with pytest.raises(FeedGoneError, match="is not in its log"):

@@ -8,7 +8,7 @@ import pytest
 from iscp_dagster import Mirror
 from iscp_dagster.delta import reader
 from iscp_dagster.model.moment import Moment
-from iscp_dagster.upkeep.verify import verify
+from iscp_dagster.upkeep.verify import compare_or_raise
 from support.lake.delta_tables import Table, deployment_at, rows
 from support.lake.row_writer import ANYWAY
 from support.spark.fake_spark import NearSpark, changes, near, snapshot
@@ -95,9 +95,9 @@ def test_comparisons(clickhouse_url, spark_deployment, append):
                 " ('a', 2, 'some words 2', [2, 1], 1, 99), ('a', 9, 'extra', [1, 1], 0, 99)",
                 settings=ANYWAY,
             )
-        found = verify(by_us, table.source)
+        found = compare_or_raise(by_us, table.source)
     assert {each.tenant: each.agrees for each in found} == {"a": False, OTHER: True}
-    wanted = verify(spark_deployment, table.source)
+    wanted = compare_or_raise(spark_deployment, table.source)
     if append:
         found, wanted = ([replace(v, samples=()) for v in some] for some in (found, wanted))
     assert found == wanted

@@ -16,8 +16,8 @@ from iscp_dagster.clickhouse.tables.parts import NULL
 from iscp_dagster.delta.checks import is_reserved
 from iscp_dagster.delta.read_plans import ReadKind
 from iscp_dagster.spark.quoting import quote_identifier, quote_string
-from iscp_dagster.sync.iteration.outcomes import PendingCommit
-from iscp_dagster.upkeep.verify import verify
+from iscp_dagster.sync.iteration.outcomes import RowDelivery
+from iscp_dagster.upkeep.verify import compare_or_raise
 from support.lake.delta_tables import FEED, Table
 
 MAPPED = f"{FEED}, delta.columnMapping.mode = 'name'"
@@ -192,7 +192,7 @@ class Rows:
     def follow(self, kind):
         outcomes = self.table.follow()
         assert outcomes
-        assert all(isinstance(each, PendingCommit) for each in outcomes), outcomes
+        assert all(isinstance(each, RowDelivery) for each in outcomes), outcomes
         assert {each.plan.kind for each in outcomes} == {kind}
 
     def check(self):
@@ -271,7 +271,7 @@ def test_rows_without_a_key_are_told_apart_by_all_their_columns(deployment):
     (tail,) = table.follow()
     assert tail.plan.kind is ReadKind.TAIL
     told = []
-    verdicts = verify(deployment, table.source, report=told.append)
+    verdicts = compare_or_raise(deployment, table.source, report=told.append)
     assert [(each.agrees, each.rows) for each in verdicts] == [(True, 3)]
     assert told == [f"comparing {table.source.name}/mirror, a, at version {table.version}"]
 

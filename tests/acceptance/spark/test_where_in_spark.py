@@ -1,6 +1,6 @@
 """`where:` of queries and subscriptions means what Spark's SQL of views means."""
 
-from iscp_dagster.clickhouse.connect.endpoint import Endpoint
+from iscp_dagster.clickhouse.connect.endpoint import ClickHouseEndpoint
 from iscp_dagster.serve.comparing import SQL_OPERATORS
 from iscp_dagster.spark.session import get_shared_session
 from support.lake.condition_cases import EDGES, clickhouse_says, conditions
@@ -50,7 +50,7 @@ def question(edge):
 
 
 def test_spark_finds_what_clickhouse_finds(spark_remote, clickhouse_url):
-    spark, endpoint = get_shared_session(spark_remote), Endpoint.parse(clickhouse_url)
+    spark, endpoint = get_shared_session(spark_remote), ClickHouseEndpoint.parse(clickhouse_url)
     rows = spark.sql(" UNION ALL ".join(map(question, EDGES))).collect()
     found = {(row["edge"], row["place"]): row["said"] for row in rows}
     for edge in EDGES:

@@ -14,14 +14,14 @@ from urllib.parse import urlsplit
 import pytest
 import urllib3
 from clickhouse_connect.driver.exceptions import DatabaseError
+from test_states_contract import batch, make_key
 
 from iscp_dagster.batches import StateKey, StateWrite, StoredState
 from iscp_dagster.batches.keepermap import KeeperMapStates
-from iscp_dagster.clickhouse.connect.endpoint import Endpoint
+from iscp_dagster.clickhouse.connect.endpoint import ClickHouseEndpoint
 from iscp_dagster.clickhouse.connect.failures import ClickHouseError
-from iscp_dagster.model.batch import BatchRecord, Phase, Range
 from iscp_dagster.model.errors import ConfigError, FenceError, SetupError, UnavailableError
-from iscp_dagster.model.moment import START, Moment
+from support.errors import raises_naming
 from support.services.keeper import START_SECONDS
 from support.services.stack import wait_for
 
@@ -31,14 +31,6 @@ STRICT = {"keeper_map_strict_mode": 1}
 THREADS = 4
 TURNS = 15
 MOST_TURNS = 500
-
-
-def a_key(tenant: str = "acme") -> StateKey:
-    return StateKey(tenant=tenant, table_id=str(uuid.uuid4()), job_name="mirror", registration=1)
-
-
-def batch(to: int = 5, phase: Phase = Phase.BEFORE, **layout) -> BatchRecord:
-    return BatchRecord(range=Range(from_=START, to=Moment(to, to)), phase=phase, layout=layout)
 
 
 @pytest.fixture
@@ -59,17 +51,17 @@ def table(keeper) -> Iterator[Callable[..., str]]:
 
     def run(sql: str, **settings) -> str:
         try:
-            said = client.raw_query(sql.replace(":t", name), settings=settings)
+            answer = client.raw_query(sql.replace(":t", name), settings=settings)
         except DatabaseError as error:
             return f"{error.code} {error}"
-        return said.decode().strip()
+        return answer.decode().strip()
 
     run("CREATE TABLE :t (k String, v String) ENGINE = KeeperMap('/:t') PRIMARY KEY k")
     yield run
     run("DROP TABLE :t SYNC")
 
 
-def rows(table) -> str:
+def read_rows(table) -> str:
     return table("SELECT * FROM (SELECT k, v FROM :t ORDER BY k)")
 
 
@@ -77,21 +69,21 @@ def test_a_strict_insert_creates_and_never_overwrites(table):
     assert table("INSERT INTO :t VALUES ('a', '1')", **STRICT) == ""
     assert table("INSERT INTO :t VALUES ('a', '2')", **STRICT).startswith("999 ")
     assert "Node exists" in table("INSERT INTO :t VALUES ('b', '2'), ('a', '2')", **STRICT)
-    assert rows(table) == "a\t1"
+    assert read_rows(table) == "a\t1"
     table("INSERT INTO :t VALUES ('a', '2')")
-    assert rows(table) == "a\t2"
+    assert read_rows(table) == "a\t2"
 
 
 def test_an_update_that_throws_for_one_row_writes_none(table):
     table("INSERT INTO :t VALUES ('a', '1'), ('b', '1'), ('c', '2')")
     update = "ALTER TABLE :t UPDATE v = '3' WHERE k IN ('a', 'b', 'c') AND NOT throwIf(v != '1')"
     assert table(update, **STRICT).startswith("395 ")
-    assert rows(table) == "a\t1\nb\t1\nc\t2"
+    assert read_rows(table) == "a\t1\nb\t1\nc\t2"
 
 
 def test_an_update_of_no_row_says_nothing(table):
     assert table("ALTER TABLE :t UPDATE v = '3' WHERE k = 'a'", **STRICT) == ""
-    assert rows(table) == ""
+    assert read_rows(table) == ""
 
 
 @pytest.mark.parametrize("strict", [1, 0])
@@ -156,7 +148,7 @@ class Proxy:
         headers = {name: value for name, value in request.headers.items() if name != "Host"}
         url = f"http://{self._target}{request.path}"
         answer = self._pool.request("POST", url, body=body, headers=headers, retries=False)
-        if writes(request.path.encode() + body):
+        if is_write(request.path.encode() + body):
             self.writes += 1
             if self.cut:
                 self.cut -= 1
@@ -175,8 +167,8 @@ class Proxy:
         request.wfile.write(data)
 
 
-def writes(sent: bytes) -> bool:
-    return b"ALTER" in sent or b"INSERT" in sent
+def is_write(request: bytes) -> bool:
+    return b"ALTER" in request or b"INSERT" in request
 
 
 @pytest.fixture
@@ -192,87 +184,87 @@ def proxy(keeper) -> Iterator[Proxy]:
 
 def test_a_write_whose_answer_is_lost_is_found_done(store, proxy):
     """Whether or not the client sends it again, the write counts once."""
-    key, through = a_key(), KeeperMapStates(Endpoint.parse(proxy.url))
+    key, through = make_key(), KeeperMapStates(ClickHouseEndpoint.parse(proxy.url))
     held = None
     for to in (1, 2):
         proxy.cut = 1
-        held = through.write(key, batch(to), holder="r1", expected=held)
+        held = through.write(key, batch(to=to), holder="r1", expected=held)
         assert (held.fence, proxy.cut) == (to, 0)
         assert store.read([key]) == {key: held}
 
 
 def test_a_write_whose_answer_and_outcome_are_lost_may_be_made_again(store, proxy):
-    key, through = a_key(), KeeperMapStates(Endpoint.parse(proxy.url))
+    key, through = make_key(), KeeperMapStates(ClickHouseEndpoint.parse(proxy.url))
     held = None
     for to in (1, 2):
-        with broken(proxy), pytest.raises(UnavailableError, match=proxy.url):
-            through.write(key, batch(to), holder="r1", expected=held)
-        (there,) = store.read([key]).values()
-        assert there.fence == to
-        held = through.write(key, batch(to), holder="r1", expected=held)
-        assert held == there
+        with break_after_write(proxy), raises_naming(UnavailableError, proxy.url):
+            through.write(key, batch(to=to), holder="r1", expected=held)
+        (stored,) = store.read([key]).values()
+        assert stored.fence == to
+        held = through.write(key, batch(to=to), holder="r1", expected=held)
+        assert held == stored
 
 
-def test_of_a_lost_write_an_heir_is_told(store, proxy):
-    key, through = a_key(), KeeperMapStates(Endpoint.parse(proxy.url))
-    with broken(proxy), pytest.raises(UnavailableError):
-        through.write(key, batch(1), holder="r1", expected=None)
-    heir = store.write(key, batch(2), holder="heir", expected=store.read([key])[key])
-    with pytest.raises(FenceError, match="found fence 2 of run heir"):
-        through.write(key, batch(1), holder="r1", expected=None)
+def test_an_heir_reads_the_write_whose_answer_was_lost(store, proxy):
+    key, through = make_key(), KeeperMapStates(ClickHouseEndpoint.parse(proxy.url))
+    with break_after_write(proxy), pytest.raises(UnavailableError):
+        through.write(key, batch(to=1), holder="r1", expected=None)
+    heir = store.write(key, batch(to=2), holder="heir", expected=store.read([key])[key])
+    with raises_naming(FenceError, key.table_id, "fence 2", "heir"):
+        through.write(key, batch(to=1), holder="r1", expected=None)
     assert store.read([key]) == {key: heir}
 
 
 @contextmanager
-def broken(proxy: Proxy) -> Iterator[None]:
+def break_after_write(proxy: Proxy) -> Iterator[None]:
     """Stop answering once a write is carried out."""
-    passed = proxy.pass_on
+    pass_on = proxy.pass_on
 
-    def pass_on(request: BaseHTTPRequestHandler) -> None:
+    def pass_on_once(request: BaseHTTPRequestHandler) -> None:
         proxy.cut = 100
         before = proxy.writes
-        passed(request)
+        pass_on(request)
         proxy.deaf = proxy.deaf or proxy.writes > before
 
-    proxy.pass_on = pass_on
+    proxy.pass_on = pass_on_once
     yield
-    proxy.pass_on, proxy.cut, proxy.deaf = passed, 0, False
+    proxy.pass_on, proxy.cut, proxy.deaf = pass_on, 0, False
 
 
 @pytest.mark.parametrize("header", [{}, {"X-ClickHouse-Exception-Code": "668"}])
 def test_a_server_that_answers_500_is_unavailable(proxy, header):
     """ClickHouse answers 668 for a table that was loaded while its Keeper was away."""
-    through = KeeperMapStates(Endpoint.parse(proxy.url))
+    through = KeeperMapStates(ClickHouseEndpoint.parse(proxy.url))
     through.ensure()
     proxy.ill = header
     for call in (
-        lambda: through.read([a_key()]),
-        lambda: through.forget([a_key()]),
-        lambda: through.write(a_key(), batch(), holder="r1", expected=None),
+        lambda: through.read([make_key()]),
+        lambda: through.forget([make_key()]),
+        lambda: through.write(make_key(), batch(), holder="r1", expected=None),
     ):
-        with pytest.raises(UnavailableError, match=proxy.url):
+        with raises_naming(UnavailableError, proxy.url):
             call()
 
 
 def test_without_its_zookeeper_it_is_unavailable_and_with_it_goes_on(keeper, store):
-    key = a_key()
-    held = store.write(key, batch(1), holder="r1", expected=None)
+    key = make_key()
+    held = store.write(key, batch(to=1), holder="r1", expected=None)
     keeper.zookeeper.stop()
     try:
         calls = [
             lambda: store.read([key]),
-            lambda: store.write(key, batch(2), holder="r1", expected=held),
-            lambda: store.write(a_key(), batch(2), holder="r1", expected=None),
+            lambda: store.write(key, batch(to=2), holder="r1", expected=held),
+            lambda: store.write(make_key(), batch(to=2), holder="r1", expected=None),
         ]
         for call in calls:
-            with pytest.raises(UnavailableError, match=r"ZooKeeper.*check that it is up") as caught:
+            with raises_naming(UnavailableError, "ZooKeeper", keeper.url) as caught:
                 call()
             assert not caught.value.permanent
     finally:
         keeper.zookeeper.start()
     wait_for(lambda: reads(store, key), START_SECONDS)
     assert store.read([key]) == {key: held}
-    assert store.write(key, batch(2), holder="r1", expected=held).fence == 2
+    assert store.write(key, batch(to=2), holder="r1", expected=held).fence == 2
 
 
 def reads(store: KeeperMapStates, key: StateKey) -> bool:
@@ -286,13 +278,13 @@ def reads(store: KeeperMapStates, key: StateKey) -> bool:
 
 
 def test_a_clickhouse_without_keepermap_is_named_with_what_it_needs(clickhouse_url):
-    with pytest.raises(SetupError, match=r"keeper_map_path_prefix.*docs/state-stores\.md"):
-        KeeperMapStates(Endpoint.parse(clickhouse_url)).ensure()
+    with raises_naming(SetupError, "keeper_map_path_prefix", "docs/state-stores.md"):
+        KeeperMapStates(ClickHouseEndpoint.parse(clickhouse_url)).ensure()
 
 
 def test_a_table_that_was_never_made_is_an_error_for_a_person(keeper):
-    with pytest.raises(ClickHouseError, match=r"UNKNOWN_(TABLE|DATABASE)"):
-        KeeperMapStates(keeper.endpoint, database="no such").read([a_key()])
+    with raises_naming(ClickHouseError, "UNKNOWN_DATABASE"):
+        KeeperMapStates(keeper.endpoint, database="no such").read([make_key()])
 
 
 def test_paths_are_apart_and_one_path_is_shared_by_all_its_tables(keeper, store):
@@ -303,7 +295,7 @@ def test_paths_are_apart_and_one_path_is_shared_by_all_its_tables(keeper, store)
     third = KeeperMapStates(keeper.endpoint, database="a third", path="/o'ther \\ states")
     for each in (other, third):
         each.ensure()
-    key = a_key()
+    key = make_key()
     held = other.write(key, batch(), holder="r1", expected=None)
     assert store.read([key]) == {}
     assert third.read([key]) == {key: held}
@@ -311,17 +303,17 @@ def test_paths_are_apart_and_one_path_is_shared_by_all_its_tables(keeper, store)
 
 def test_a_state_that_keeper_would_not_take_is_refused_by_name(store):
     long = StateWrite(
-        key=a_key("long"), record=batch(names="x" * 60_000), holder="r1", expected=None
+        key=make_key("long"), record=batch(names="x" * 60_000), holder="r1", expected=None
     )
-    fine = StateWrite(key=a_key(), record=batch(), holder="r1", expected=None)
-    with pytest.raises(ConfigError, match=r"tenant 'long' on table .* 60\d{3} characters"):
+    fine = StateWrite(key=make_key(), record=batch(), holder="r1", expected=None)
+    with raises_naming(ConfigError, "'long'", long.key.table_id, "KeeperMap"):
         store.write_many([fine, long])
     assert store.read([fine.key, long.key]) == {}
 
 
 def test_large_states_are_sent_in_as_many_statements_as_it_takes(store):
     odd = batch(names="\\'\"\n" * 3_000)
-    keys = [a_key(f"tenant {number}") for number in range(12)]
+    keys = [make_key(f"tenant {number}") for number in range(12)]
     held: dict[StateKey, StoredState | FenceError] = dict.fromkeys(keys)
     for fence in (1, 2):
         held = store.write_many(

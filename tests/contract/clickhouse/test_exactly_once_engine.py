@@ -10,16 +10,16 @@ from dataclasses import replace
 import pyarrow as pa
 import pyarrow.compute as pc
 import pytest
-from hypothesis import HealthCheck, event, given, settings
+from hypothesis import HealthCheck, event, example, given, settings
 from hypothesis import strategies as st
 
 from iscp_dagster import Mirror, SourceTable
-from iscp_dagster.clickhouse.connect.endpoint import Endpoint
+from iscp_dagster.clickhouse.connect.endpoint import ClickHouseEndpoint
 from iscp_dagster.clickhouse.connect.failures import OvertakenError
 from iscp_dagster.clickhouse.tables.indexes import IndexStore
 from iscp_dagster.clickhouse.tables.staging import make_attempt_id
+from iscp_dagster.clickhouse.write import inserts
 from iscp_dagster.clickhouse.write.consumer import IndexConsumer
-from iscp_dagster.clickhouse.write.inserts import ATTEMPTS
 from iscp_dagster.joblog.iterations import Iteration
 from iscp_dagster.model.batch import BatchAction
 from iscp_dagster.model.consumers.protocol import DataType
@@ -32,7 +32,13 @@ from iscp_dagster.sync.executors.retriever import ConsumerScan
 from iscp_dagster.sync.executors.writer import TaskWriter
 from iscp_dagster.sync.writing.index_claims import ConsumerClaims
 from support.jobs.log_rows import advance, complete, log_in_memory
-from support.lake.row_writer import built, check_staged, put_in_place
+from support.lake.row_writer import (
+    add_system_columns,
+    build_store,
+    check_staged,
+    put_in_place,
+    query,
+)
 from support.services.fault_proxy import LATE, FaultyClickHouse
 
 pytestmark = pytest.mark.slow
@@ -45,8 +51,8 @@ POINTS = (
     "before AFTER",
     "after AFTER",
 )
-ROWS = 5
-"""Rows a version."""
+ROWS = 3
+"""Rows a version; a batch has two."""
 KEY = JobKey(tenant="a", table_id="t", job_name="mirror")
 FIELDS = (
     DeltaField(name="tenant", type=Primitive("string")),
@@ -67,19 +73,19 @@ class OneJob:
     """
 
     def __init__(
-        self, endpoint: Endpoint, *, append: bool, proxy: FaultyClickHouse | None = None
+        self, endpoint: ClickHouseEndpoint, *, append: bool, proxy: FaultyClickHouse | None = None
     ) -> None:
-        self.proxy, self.gone = proxy, set[int]()
-        key = () if append else "n"
+        self.proxy, self.deleted = proxy, set[int]()
         name = JobID(db="once", table=f"t{next(NUMBERS)}", job="mirror")
         index = Mirror(append=append)
+        key = () if append else "n"
         source = SourceTable(f"once.{name.table}", key=key, tenant="tenant", indexes=[index])
-        self.store = built(endpoint, source, index, FIELDS)
-        self.log, self.written, self.runs = log_in_memory(), 0, itertools.count()
+        self.store = build_store(endpoint, source, index, FIELDS)
+        self.log, self.version, self.runs = log_in_memory(), 0, itertools.count()
         info = ConsumerInfo(type="mirror", db=name.db, table=name.table, job=name.job)
         spec = JobSpec(detail=IterationDetail(consumer=info))
         self.log.register(KEY.tenant, name, KEY.table_id, spec)
-        (claim,) = self.log.begin(self.iteration(START, 0), "first", {})
+        (claim,) = self.log.claim_jobs(self.iteration(START, 0), "first", {})
         complete(self.log, claim, Moment(0), {})
         self.entered = self.store
         self.attempts: list[tuple] = []
@@ -89,75 +95,75 @@ class OneJob:
         tenant = frozenset({KEY.tenant})
         return Iteration(table_id="t", tenants=tenant, jobs=(KEY,), from_=from_, to=Moment(to))
 
-    def deliver(self, to: int, point: str | None, cut: int) -> None:
-        """Run once, up to `point`."""
-        run, held = f"run-{next(self.runs)}", self.log.find_job(KEY)
-        if held.watermark.version >= to:
+    def deliver(self, point: str | None, cut: int) -> None:
+        """Run once up to the source's version, or up to `point`."""
+        run, job = f"run-{next(self.runs)}", self.log.find_job(KEY)
+        if job.watermark.version >= self.version:
             return
-        if held.watermark == START:
+        if job.watermark == START:
             self.build(deletes=0, dies=False)
             return
 
-        def at(here: str) -> None:
-            if here == point:
+        def crash_at(place: str) -> None:
+            if place == point:
                 raise CrashError
 
         try:
-            at("before BEFORE")
+            crash_at("before BEFORE")
             layout = {"rows_per_chunk": 1 + cut % 4, "build": secrets.token_hex(4)}
-            (claim,) = self.log.begin(self.iteration(held.watermark, to), run, layout)
-            at("after BEFORE")
-            sink = ConsumerClaims(log=self.log, claims=[claim])
-            if before := sink.left_unconfirmed:
-                self.entered = self.store.take_over(before, sink.list_live_runs)
+            (claim,) = self.log.claim_jobs(self.iteration(job.watermark, self.version), run, layout)
+            crash_at("after BEFORE")
+            claims = ConsumerClaims(log=self.log, claims=[claim])
+            if before := claims.left_unconfirmed:
+                self.entered = self.store.take_over(before, claims.list_live_runs)
             else:
-                self.entered = self.store.enter()
+                self.entered = self.store.refresh_epochs()
             while True:
                 step = claim.step
                 if step.action is not BatchAction.SKIP:
                     self.attempts.append((step.range, step.layout, self.entered))
                     self.write(*self.attempts[-1], cut if point == "mid-chunk" else None)
-                at("after write")
-                at("before AFTER")
+                crash_at("after write")
+                crash_at("before AFTER")
                 if claim.last:
                     break
                 claim = advance(self.log, claim, {})
             complete(self.log, claim, claim.range.to, {})
-            at("after AFTER")
+            crash_at("after AFTER")
         except CrashError:
             self.crashes.append(point)
             self.log.recover({run})
 
     def build(self, *, deletes: int, dies: bool) -> None:
         """Run once from a snapshot, after the source has lost some rows."""
-        self.gone |= set(range(ROWS, ROWS + deletes))
+        self.deleted |= set(range(ROWS, ROWS + deletes))
         self.log.rebuild([KEY])
         run = f"run-{next(self.runs)}"
-        (claim,) = self.log.begin(self.iteration(START, self.written), run, {})
-        sink = ConsumerClaims(log=self.log, claims=[claim])
+        (claim,) = self.log.claim_jobs(self.iteration(START, self.version), run, {})
+        claims = ConsumerClaims(log=self.log, claims=[claim])
         store = replace(self.store, attempt=make_attempt_id(run))
-        store = store.take_over(sink.list_written_tenants(), sink.list_live_runs)
-        store.stage()
-        count = self.written * ROWS - len(self.gone)
+        store = store.take_over(claims.list_maybe_written_tenants(), claims.list_live_runs)
+        store.create_staging_table()
+        count = len(self.list_numbers())
         try:
             self.write(claim.range, {"build": run}, store, staged=True)
-            check_staged(store, "a", version=self.written, rows=count)
+            check_staged(store, "a", version=self.version, rows=count)
         except CrashError:
             dies = True
         if dies:
             self.log.recover({run})
             return
-        put_in_place(store, "a", rows=count, version=self.written, registration=claim.registration)
-        complete(self.log, claim, Moment(self.written), {})
+        put_in_place(store, "a", rows=count, version=self.version, registration=claim.registration)
+        complete(self.log, claim, Moment(self.version), {})
         store.drop_staging_table()
 
     def write(
         self, range_, layout, store: IndexStore, cut: int | None = None, *, staged: bool = False
     ) -> None:
         """Write as a Spark task does, but only the first `cut` batches if given."""
-        target = store.target(staged=staged)
-        endpoint = Endpoint.parse(self.proxy.url) if self.proxy else self.store.endpoint
-        share = ConsumerScan(
+        target = store.make_target(staged=staged)
+        endpoint = ClickHouseEndpoint.parse(self.proxy.url) if self.proxy else self.store.endpoint
+        scan = ConsumerScan(
             job=target.job,
             registrations={KEY.tenant: self.log.find_job(KEY).registration},
             range=range_,
@@ -169,26 +175,25 @@ class OneJob:
             consumer=IndexConsumer(endpoint=endpoint, target=target, sleep=lambda _: None),
         )
         writer = TaskWriter(
-            shares=[share],
+            scans=[scan],
             keys=target.keys,
             rows_per_chunk=layout.get("rows_per_chunk"),
             stamp=(range_.to.version, 0) if staged else None,
             sleep=lambda _: None,
         )
-        there = rows(range_)
+        table = rows(range_)
         if staged:
-            gone = pa.array(sorted(self.gone | set(range(ROWS))), pa.int64())
-            there = there.filter(pc.invert(pc.is_in(there["n"], value_set=gone))).drop_columns(
-                [*SYSTEM_COLUMNS]
-            )
+            live = pa.array(sorted(self.list_numbers()), pa.int64())
+            table = table.filter(pc.is_in(table["n"], value_set=live))
+            table = table.drop_columns([*SYSTEM_COLUMNS])
 
         def batches():
-            for number, batch in enumerate(there.to_batches(max_chunksize=3)):
+            for number, batch in enumerate(table.to_batches(max_chunksize=2)):
                 if number == cut:
                     raise CrashError
                 yield batch
 
-        codes = {each.code for each in writer(0, batches())}
+        codes = {receipt.code for receipt in writer(0, batches())}
         if self.proxy and codes - {0}:
             assert codes == {UnavailableError.code}
             raise CrashError
@@ -196,47 +201,35 @@ class OneJob:
 
     allowed = frozenset({0})
 
-    def zombie(self, which: int) -> None:
+    def wake_zombie(self, which: int) -> None:
         """Let an earlier attempt go on where it stopped; if it was taken over, it is refused."""
         if self.attempts:
             self.allowed = frozenset({0, OvertakenError.code})
             self.write(*self.attempts[which % len(self.attempts)])
             self.allowed = frozenset({0})
 
+    def list_numbers(self) -> set[int]:
+        """Return the `n` of every row of the source."""
+        return set(range(ROWS, (self.version + 1) * ROWS)) - self.deleted
+
     def check(self) -> None:
         """Check that every row of the source is stored exactly once, with its value."""
-        self.deliver(self.written, None, 0)
-        there = set(range(ROWS, (self.written + 1) * ROWS)) - self.gone
-        expected = Counter((n, f"value {n}") for n in there)
+        self.deliver(None, 0)
         final = "" if self.store.shape.index.append else "FINAL"
+        stored = query(self.store, f"SELECT n, v FROM {{rows}} {final}")
+        assert Counter(stored) == Counter((n, f"value {n}") for n in self.list_numbers())
         name = self.store.shape.qualify_name(self.store.shape.rows)
-        client = self.store.endpoint.get_client()
-        found = client.query(f"SELECT n, v FROM {name} {final}").result_rows
-        assert Counter(map(tuple, found)) == expected
-        counted = client.query(f"SELECT count(), uniqExact(n) FROM {name} {final}").result_rows
-        assert counted == [(len(expected), len(expected))]
-        client.command(f"DROP TABLE {name} SYNC")
+        self.store.endpoint.get_client().command(f"DROP TABLE {name} SYNC")
 
 
 def rows(range_) -> pa.Table:
-    versions = range(range_.from_.version + 1, range_.to.version + 1)
-    numbers = [version * ROWS + each for version in versions for each in range(ROWS)]
-    count = len(numbers)
-    return pa.table(
-        {
-            "tenant": pa.array(["a"] * count, pa.string()),
-            "n": pa.array(numbers, pa.int64()),
-            "v": pa.array([f"value {n}" for n in numbers], pa.string()),
-            "_version": pa.array([n // ROWS for n in numbers], pa.int64()),
-            "_timestamp": pa.array([0] * count, pa.int64()),
-            "_deleted": pa.array([False] * count, pa.bool_()),
-        }
-    )
-
-
-@pytest.fixture(scope="module")
-def endpoint(clickhouse_url):
-    return Endpoint.parse(clickhouse_url)
+    numbers = range((range_.from_.version + 1) * ROWS, (range_.to.version + 1) * ROWS)
+    table = {
+        "tenant": pa.array(["a"] * len(numbers), pa.string()),
+        "n": pa.array(numbers, pa.int64()),
+        "v": pa.array([f"value {n}" for n in numbers], pa.string()),
+    }
+    return add_system_columns(table, version=[n // ROWS for n in numbers], micros=0)
 
 
 STEPS = st.lists(
@@ -246,24 +239,24 @@ STEPS = st.lists(
         st.integers(0, 6),
         st.none() | st.integers(0, 9),
     ),
+    min_size=3,
     max_size=8,
 )
 
 
-@pytest.mark.parametrize("append", [True, False], ids=["append-only", "keyed"])
 @settings(
     max_examples=12, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
 )
-@given(steps=STEPS)
+@given(append=st.booleans(), steps=STEPS)
 def test_whatever_dies_where_and_whoever_writes_again_each_row_is_there_once(
     endpoint, append, steps
 ):
     world = OneJob(endpoint, append=append)
     for more, point, cut, zombie in steps:
-        world.written += more
-        world.deliver(world.written, point, cut)
+        world.version += more
+        world.deliver(point, cut)
         if zombie is not None:
-            world.zombie(zombie)
+            world.wake_zombie(zombie)
     for point in world.crashes:
         event(str(point))
     world.check()
@@ -276,41 +269,60 @@ HELD_STEPS = st.lists(
         st.integers(0, 3),
         st.booleans(),
     ),
+    min_size=3,
     max_size=8,
 )
+LATER_THAN_ALL = [
+    (2, "writes", 0, False),
+    (1, "is held", 1, False),
+    (1, "writes", 0, True),
+    (1, "is held", 1, False),
+    (0, "builds", 2, True),
+    (1, "is held", 1, False),
+    (0, "dies building", 1, False),
+    (0, "builds", 0, True),
+]
+"""Held inserts land after their heirs', after a build, and after a build whose run has died."""
 
 
-@pytest.mark.parametrize("append", [True, False], ids=["append-only", "keyed"])
 @settings(
-    max_examples=12, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
+    max_examples=10, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
 )
-@given(steps=HELD_STEPS)
-def test_whenever_a_held_insert_lands_each_row_is_there_once(endpoint, proxy, append, steps):
+@given(append=st.booleans(), steps=HELD_STEPS)
+@example(append=True, steps=LATER_THAN_ALL)
+def test_whenever_a_held_insert_lands_each_row_is_there_once(
+    endpoint, proxy, monkeypatch, append, steps
+):
     """It lands at any later moment: before its heir's, after it, or after tenants are rebuilt."""
+    monkeypatch.setattr(inserts, "ATTEMPTS", 2)
     world = OneJob(endpoint, append=append, proxy=proxy)
     proxy.land()
     for more, what, number, lands in steps:
-        world.written += more
-        if what in {"builds", "dies building"} and world.written:
+        world.version += more
+        if what in {"builds", "dies building"} and world.version:
             world.build(deletes=number, dies=what == "dies building")
         if what == "is held":
-            proxy.coming[:] = [LATE] * (ATTEMPTS * 10)
-        world.deliver(world.written, None, number)
+            proxy.coming[:] = [LATE] * 20
+        world.deliver(None, number)
         proxy.coming.clear()
         if lands:
             event(f"{min(len(proxy.land()), 3)} land")
-    world.deliver(world.written, None, 0)
+    world.deliver(None, 0)
     proxy.land()
     world.check()
 
 
+CRASHES = [(point, 1 + number % 3) for number, point in enumerate(POINTS)]
+CRASHES += [("mid-chunk", cut) for cut in (1, 2)]
+
+
 @pytest.mark.parametrize("append", [True, False], ids=["append-only", "keyed"])
-@pytest.mark.parametrize("point", POINTS)
-def test_a_run_that_dies_is_followed_by_its_heir_and_its_zombie(endpoint, append, point):
+def test_a_run_that_dies_is_followed_by_its_heir_and_its_zombie(endpoint, append):
+    """It dies at every point, and in mid-chunk after one, two and three batches."""
     world = OneJob(endpoint, append=append)
-    for cut in (1, 2, 3):
-        world.written += 2
-        world.deliver(world.written, point, cut)
-        world.zombie(cut)
-    assert world.crashes == [point] * 3
+    for point, cut in CRASHES:
+        world.version += 3
+        world.deliver(point, cut)
+        world.wake_zombie(cut)
+    assert world.crashes == [point for point, _ in CRASHES]
     world.check()

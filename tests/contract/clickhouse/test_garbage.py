@@ -10,13 +10,14 @@ from deltalake import write_deltalake
 
 from iscp_dagster import Mirror, SourceTable
 from iscp_dagster.clickhouse.connect.barrier import Barrier
-from iscp_dagster.clickhouse.connect.endpoint import Endpoint
+from iscp_dagster.clickhouse.connect.endpoint import ClickHouseEndpoint
 from iscp_dagster.clickhouse.connect.failures import ClickHouseError
 from iscp_dagster.clickhouse.tables.generations import IndexData
 from iscp_dagster.model.errors import IscpError
 from iscp_dagster.model.jobs import JobID, NewJob
 from iscp_dagster.planning.declared import make_job_specs
-from iscp_dagster.upkeep.maintenance import JOB_RETENTION, collect, find_garbage
+from iscp_dagster.upkeep.maintenance import JOB_RETENTION, delete_garbage, find_garbage
+from support.errors import assert_names
 from support.jobs.one_table import in_memory
 from support.lake.row_writer import ANYWAY
 
@@ -28,7 +29,7 @@ NOW = datetime(2026, 3, 4, tzinfo=timezone.utc)
 class TwoTenants:
     """A declared index of two tenants, whose table holds a row of each."""
 
-    def __init__(self, url, folder):
+    def __init__(self, endpoint, folder):
         self.now = NOW
         self.database, path = f"garbage{next(NUMBERS)}", str(folder / "t")
         self.index = Mirror()
@@ -38,8 +39,7 @@ class TwoTenants:
         self.name = JobID(db=self.database, table="t", job="mirror")
         rows = pa.table({"tenant": list(TENANTS), "id": [1, 1]})
         write_deltalake(path, rows, partition_by=["tenant"])
-        held = in_memory(lambda: self.now)
-        self.deployment = replace(held, endpoint=Endpoint.parse(url))
+        self.deployment = replace(in_memory(lambda: self.now), endpoint=endpoint)
         self.register(*TENANTS)
         self.sql(f"CREATE DATABASE {self.database}")
         self.sql(
@@ -65,35 +65,37 @@ class TwoTenants:
         values = ", ".join(f"('{tenant}', 1)" for tenant in tenants)
         self.sql(f"INSERT INTO {self.database}.t_mirror__rows VALUES {values}")
 
-    def held(self):
+    def tenants(self):
         """Return the tenants that have rows in the table."""
-        found = self.sql(f"SELECT DISTINCT tenant FROM {self.database}.t_mirror__rows")
-        return {tenant for (tenant,) in found}
+        rows = self.sql(f"SELECT DISTINCT tenant FROM {self.database}.t_mirror__rows")
+        return {tenant for (tenant,) in rows}
 
     def unregister(self, *tenants):
         for tenant in tenants:
             assert self.deployment.log.unregister(tenant, self.name)
         self.now += JOB_RETENTION + timedelta(seconds=1)
 
-    def garbage(self, sources=None):
-        found = find_garbage(self.deployment, self.sources(sources))
-        return [(each.job.key.tenant, each.drops) for each in found]
+    def garbage(self, *, sources=None):
+        """Return tenant and what is dropped of each job that is garbage."""
+        garbage = find_garbage(self.deployment, self.declared(sources))
+        return [(each.job.key.tenant, each.scope) for each in garbage]
 
-    def collect(self, sources=None):
+    def collect(self, *, sources=None):
         """Collect, and return how many rows of the log were deleted."""
-        given = self.sources(sources)
-        return collect(self.deployment, given, find_garbage(self.deployment, given))
+        declared = self.declared(sources)
+        return delete_garbage(self.deployment, declared, find_garbage(self.deployment, declared))
 
-    def sources(self, given):
-        return [self.source] if given is None else given
+    def declared(self, sources):
+        return [self.source] if sources is None else sources
 
-    def rows(self):
+    def log_rows(self):
+        """Return the tenants of the log's rows."""
         return [job.key.tenant for job in self.deployment.log.list_jobs(include_dropped=True)]
 
 
 @pytest.fixture
-def world(clickhouse_url, tmp_path):
-    world = TwoTenants(clickhouse_url, tmp_path)
+def world(endpoint, tmp_path):
+    world = TwoTenants(endpoint, tmp_path)
     yield world
     world.sql(f"DROP DATABASE {world.database}")
 
@@ -104,7 +106,7 @@ def test_what_was_dropped_less_than_a_day_ago_stays(world):
     world.now -= timedelta(seconds=2)
     assert world.garbage() == []
     assert world.collect() == 0
-    assert (world.held(), world.rows()) == ({"eu", "us"}, ["eu", "us"])
+    assert (world.tenants(), world.log_rows()) == ({"eu", "us"}, ["eu", "us"])
     world.now += timedelta(seconds=2)
     assert world.garbage() == [("eu", "tenant")]
 
@@ -113,12 +115,12 @@ def test_the_data_of_a_row_that_stays_is_dropped_once(world):
     world.unregister("eu")
     assert world.garbage() == [("eu", "tenant")]
     assert world.collect() == 0
-    assert (world.held(), world.rows()) == ({"us"}, ["eu", "us"])
+    assert (world.tenants(), world.log_rows()) == ({"us"}, ["eu", "us"])
     assert world.garbage() == []
     # These rows show that nothing is dropped a second time.
     world.insert("eu")
     assert world.collect() == 0
-    assert (world.held(), world.rows()) == ({"eu", "us"}, ["eu", "us"])
+    assert (world.tenants(), world.log_rows()) == ({"eu", "us"}, ["eu", "us"])
 
 
 def test_the_table_goes_with_its_last_tenant_also_where_rows_stay(world):
@@ -128,7 +130,7 @@ def test_the_table_goes_with_its_last_tenant_also_where_rows_stay(world):
     assert world.garbage() == [("us", "table")]
     assert world.collect() == 0
     assert world.sql(f"SHOW TABLES FROM {world.database}") == []
-    assert (world.garbage(), world.rows()) == ([], ["eu", "us"])
+    assert (world.garbage(), world.log_rows()) == ([], ["eu", "us"])
 
 
 def test_what_is_registered_again_is_garbage_again_when_it_is_dropped_again(world):
@@ -140,74 +142,78 @@ def test_what_is_registered_again_is_garbage_again_when_it_is_dropped_again(worl
     world.unregister("eu")
     assert world.garbage() == [("eu", "tenant")]
     assert world.collect() == 0
-    assert world.held() == {"us"}
+    assert world.tenants() == {"us"}
 
 
 def test_a_row_that_nothing_keeps_any_more_goes(world):
     world.unregister("eu")
     assert world.collect() == 0
     without = [replace(world.source, indexes=[])]
-    assert world.garbage(without) == [("eu", "nothing")]
-    assert world.collect(without) == 1
-    assert (world.garbage(without), world.rows(), world.held()) == ([], ["us"], {"us"})
+    assert world.garbage(sources=without) == [("eu", "nothing")]
+    assert world.collect(sources=without) == 1
+    assert world.garbage(sources=without) == []
+    assert (world.log_rows(), world.tenants()) == (["us"], {"us"})
 
 
 def test_the_jobs_of_a_table_that_is_not_declared_here_are_left_alone(world):
     world.unregister("eu")
-    assert (world.garbage([]), world.collect([])) == ([], 0)
-    assert (world.rows(), world.held()) == (["eu", "us"], {"eu", "us"})
+    assert (world.garbage(sources=[]), world.collect(sources=[])) == ([], 0)
+    assert (world.log_rows(), world.tenants()) == (["eu", "us"], {"eu", "us"})
 
 
 def test_a_row_stays_where_the_table_cannot_be_read_to_tell_whether_it_must(world, tmp_path):
     world.unregister("eu")
     away = [replace(world.source, path=str(tmp_path / "unmounted"))]
-    assert world.collect(away) == 0
-    assert world.rows() == ["eu", "us"]
+    assert world.collect(sources=away) == 0
+    assert world.log_rows() == ["eu", "us"]
 
 
 def test_the_number_of_statements_does_not_depend_on_tenants(world, monkeypatch):
     """Nor is any tenant's data left, nor that of a tenant whose name is like another's."""
-    ran, client = [], Endpoint.get_client
+    calls, get_client = [], ClickHouseEndpoint.get_client
 
     class Counting:
-        def __init__(self, held):
-            self._held = held
+        def __init__(self, client):
+            self._client = client
 
         def __getattr__(self, name):
             if name in {"query", "command", "insert"}:
-                ran.append(name)
-            return getattr(self._held, name)
+                calls.append(name)
+            return getattr(self._client, name)
 
     counts = []
     for tenants in (["t1"], [f"it's {number}%" for number in range(40)]):
         world.register(*tenants)
         world.insert(*(tenant.replace("'", "''") for tenant in tenants))
         world.unregister(*tenants)
-        ran.clear()
+        calls.clear()
         with monkeypatch.context() as patched:
-            patched.setattr(Endpoint, "get_client", lambda endpoint: Counting(client(endpoint)))
+            patched.setattr(
+                ClickHouseEndpoint, "get_client", lambda endpoint: Counting(get_client(endpoint))
+            )
             assert world.collect() == 0
-        counts.append(len(ran))
+        counts.append(len(calls))
     assert counts[0] == counts[1]
-    assert world.held() == set(TENANTS)
+    assert world.tenants() == set(TENANTS)
     assert world.garbage() == []
 
 
 @pytest.mark.parametrize("error", [ClickHouseError, ValueError])
 def test_one_whose_data_cannot_be_dropped_holds_up_no_other(world, monkeypatch, error):
-    dropped = IndexData.drop_tenants
+    drop_tenants = IndexData.drop_tenants
 
-    def refusing(data, column, tenants):
+    def refuse_eu(data, column, tenants):
         if "eu" in tenants:
             raise error("eu is refused")
-        dropped(data, column, tenants)
+        drop_tenants(data, column, tenants)
 
     world.register("de")
     world.unregister("eu", "de")
-    monkeypatch.setattr(IndexData, "drop_tenants", refusing)
-    with pytest.raises(IscpError, match="eu is refused"):
+    monkeypatch.setattr(IndexData, "drop_tenants", refuse_eu)
+    with pytest.raises(IscpError) as caught:
         world.collect()
+    assert_names(str(caught.value), "eu is refused")
     assert [tenant for tenant, _ in world.garbage()] == ["eu"]
     monkeypatch.undo()
     assert world.collect() == 0
-    assert world.held() == {"us"}
+    assert world.tenants() == {"us"}

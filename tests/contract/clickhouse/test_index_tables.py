@@ -11,11 +11,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from iscp_dagster import Changes, FullText, Mirror, SourceTable, Vector
-from iscp_dagster.clickhouse.connect.endpoint import Endpoint
+from iscp_dagster.clickhouse.connect.endpoint import ClickHouseEndpoint
 from iscp_dagster.clickhouse.connect.failures import ClickHouseBusyError, LostRowsError
 from iscp_dagster.clickhouse.connect.quoting import quote_identifier, quote_string
-from iscp_dagster.clickhouse.tables.ddl import VIRTUAL_COLUMNS, IndexTable
-from iscp_dagster.clickhouse.tables.generations import IndexData
+from iscp_dagster.clickhouse.tables.ddl import VIRTUAL_COLUMNS, IndexShape
 from iscp_dagster.clickhouse.tables.indexes import IndexStore
 from iscp_dagster.model.declared.images import IMAGE_FIELDS
 from iscp_dagster.model.declared.schema import Array, Decimal, DeltaField, Primitive
@@ -26,10 +25,20 @@ from iscp_dagster.model.errors import (
     UnavailableError,
 )
 from iscp_dagster.sync.executors.writer import TaskWriter
-from support.lake.row_writer import built, check_staged, put_in_place, shipped, write
+from support.errors import assert_names, raises_naming
+from support.lake.row_writer import (
+    MICROS,
+    add_system_columns,
+    build_store,
+    check_staged,
+    count_stored,
+    make_scan,
+    put_in_place,
+    query,
+    write,
+)
 from support.services.fault_proxy import faulty
 
-SYSTEM = ("_version", "_timestamp", "_deleted")
 FIELDS = (
     DeltaField(name="tenant", type=Primitive("string")),
     DeltaField(name="id", type=Primitive("long")),
@@ -40,17 +49,14 @@ NUMBERED = (*FIELDS, DeltaField(name="n", type=Primitive("float")))
 NUMBERS = itertools.count()
 
 
-@pytest.fixture(scope="module")
-def endpoint(clickhouse_url):
-    return Endpoint.parse(clickhouse_url)
-
-
 @pytest.fixture
 def make(endpoint):
+    """Give a function that makes the tables of an index, and one to stage rows in."""
+
     def build(index, *, tenant="tenant", fields=FIELDS):
         source = SourceTable(f"contract.t{next(NUMBERS)}", key="id", tenant=tenant)
-        store = built(endpoint, source, index, fields)
-        store.stage()
+        store = build_store(endpoint, source, index, fields)
+        store.create_staging_table()
         return store
 
     return build
@@ -64,120 +70,99 @@ def store(make):
 
 def rows(ids, *, tenant="a", version=1, deleted=False, body="some words", vector=(1.0, 0.0)):
     ids = list(ids)
-    return pa.table(
-        {
-            "tenant": pa.array([tenant] * len(ids), pa.string()),
-            "id": pa.array(ids, pa.int64()),
-            "body": pa.array([body] * len(ids), pa.string()),
-            "v": pa.array([vector] * len(ids), pa.list_(pa.float32())),
-            "_version": pa.array([version] * len(ids), pa.int64()),
-            "_timestamp": pa.array([1_700_000_000_000_000 + version] * len(ids), pa.int64()),
-            "_deleted": pa.array([deleted] * len(ids), pa.bool_()),
-        }
-    )
+    table = {
+        "tenant": pa.array([tenant] * len(ids), pa.string()),
+        "id": pa.array(ids, pa.int64()),
+        "body": pa.array([body] * len(ids), pa.string()),
+        "v": pa.array([vector] * len(ids), pa.list_(pa.float32())),
+    }
+    return add_system_columns(table, version=version, micros=MICROS + version, deleted=deleted)
 
 
-def served(store, where="1"):
-    query = (
-        f"SELECT tenant, id, body FROM {store.shape.qualify_name(store.shape.view)} WHERE {where}"
-    )
-    return sorted(store.endpoint.get_client().query(query).result_rows)
+def read_view(store, where="1"):
+    """Return tenant, id and body of the rows that the view serves."""
+    return sorted(query(store, f"SELECT tenant, id, body FROM {{view}} WHERE {where}"))
 
 
-def stored(store):
-    query = f"SELECT count() FROM {store.shape.qualify_name(store.shape.rows)}"
-    return store.endpoint.get_client().query(query).result_rows[0][0]
+def read_ids(store, where="1"):
+    return [id_ for _, id_, _ in read_view(store, where)]
 
 
 def test_a_replay_of_the_same_chunks_is_dropped_by_its_tokens(store):
-    first = write(store, rows(range(25)))
-    again = write(store, rows(range(25)))
-    assert [(r.inserted, r.chunks, r.code) for r in first + again] == [(25, 3, 0)] * 2
-    assert stored(store) == 25
+    receipts = [receipt for _ in range(2) for receipt in write(store, rows(range(25)))]
+    assert [(r.inserted, r.chunks, r.code) for r in receipts] == [(25, 3, 0)] * 2
+    assert count_stored(store) == 25
 
 
 def test_a_changed_chunk_under_the_same_range_is_not_swallowed(store):
     write(store, rows(range(5)))
     write(store, rows(range(5), body="other"))
-    assert {body for _, _, body in served(store)} == {"other"}
+    assert {body for _, _, body in read_view(store)} == {"other"}
 
 
 def test_the_view_hides_deleted_rows_and_system_columns(store):
     write(store, rows(range(4)))
     (receipt,) = write(store, rows([1, 2], version=2, deleted=True), upto=2)
     assert (receipt.inserted, receipt.deleted) == (0, 2)
-    assert [key for _, key, _ in served(store)] == [0, 3]
-    described = store.endpoint.get_client().query(
-        f"DESCRIBE TABLE {store.shape.qualify_name(store.shape.view)}"
-    )
-    assert [row[0] for row in described.result_rows] == ["tenant", "id", "body", "v"]
+    assert read_ids(store) == [0, 3]
+    columns = query(store, "DESCRIBE TABLE {view}")
+    assert [name for name, *_ in columns] == ["tenant", "id", "body", "v"]
 
 
 def test_a_table_of_very_many_columns_is_made_widened_and_served(endpoint):
     names = [f"{'a column with a long name, ' * 40}{number}" for number in range(300)]
-    more = [DeltaField(name=name, type=Primitive("string")) for name in names]
+    fields = [*FIELDS, *(DeltaField(name=name, type=Primitive("string")) for name in names)]
     source = SourceTable(f"contract.t{next(NUMBERS)}", key="id", tenant="tenant")
-
-    def of(*fields):
-        return IndexStore(
-            endpoint=endpoint, shape=IndexTable(source=source, index=Mirror(), fields=fields)
-        )
-
-    store = of(*FIELDS, *more)
-    store.ensure()
-    store.ensure_views()
-    store.stage()
-    of(*FIELDS, *more, DeltaField(name="later", type=Primitive("long"))).ensure()
-    every = ", ".join(map(quote_identifier, [*names, "later"]))
-    assert len(every) > 256 << 10
-    query = f"SELECT {every} FROM {store.shape.qualify_name(store.shape.view)}"
-    assert store.endpoint.get_client().query(query).result_rows == []
+    store = build_store(endpoint, source, Mirror(), fields)
+    store.create_staging_table()
+    wider = [*fields, DeltaField(name="later", type=Primitive("long"))]
+    replace(store, shape=replace(store.shape, fields=wider)).ensure()
+    columns = ", ".join(map(quote_identifier, [*names, "later"]))
+    assert len(columns) > 256 << 10
+    assert query(store, f"SELECT {columns} FROM {{view}}") == []
 
 
 def test_an_older_change_that_comes_late_does_not_win(store):
     write(store, rows([1], version=9, body="new"), upto=9)
     write(store, rows([1], version=3, body="old"), upto=3)
-    assert served(store) == [("a", 1, "new")]
+    assert read_view(store) == [("a", 1, "new")]
 
 
 def test_the_same_key_in_two_tenants_is_two_rows(store):
     write(store, rows([1], tenant="a"))
     write(store, rows([1], tenant="b", version=5))
-    assert [(tenant, key) for tenant, key, _ in served(store)] == [("a", 1), ("b", 1)]
+    assert [(tenant, id_) for tenant, id_, _ in read_view(store)] == [("a", 1), ("b", 1)]
 
 
 def test_a_delete_of_a_row_that_had_no_key_is_passed_over(store):
-    gone = broken("id", None)
-    at = gone.schema.get_field_index("_deleted")
-    gone = gone.set_column(at, "_deleted", pa.array([True]))
-    (receipt,) = write(store, pa.concat_tables([gone, rows([4])]))
+    keyless = set_value(rows([3], deleted=True), "id", None)
+    (receipt,) = write(store, pa.concat_tables([keyless, rows([4])]))
     assert (receipt.code, receipt.inserted, receipt.deleted) == (0, 1, 0), receipt.message
-    assert write(store, gone) == []
+    assert write(store, keyless) == []
 
 
 def test_timestamps_are_stored_to_the_microsecond(store):
     write(store, rows([1]))
-    name = store.shape.qualify_name(store.shape.rows)
-    query = f"SELECT toUnixTimestamp64Micro(_timestamp) FROM {name}"
-    assert store.endpoint.get_client().query(query).result_rows == [(1_700_000_000_000_001,)]
+    micros = query(store, "SELECT toUnixTimestamp64Micro(_timestamp) FROM {rows}")
+    assert micros == [(MICROS + 1,)]
 
 
 def test_a_staged_tenant_replaces_the_served_one_whole(store):
     write(store, rows(range(5)))
     write(store, rows([1], tenant="b"))
     write(store, rows([7, 8], version=2), staged=True)
-    assert len(served(store)) == 6, "staging is not served"
+    assert len(read_view(store)) == 6, "staging is not served"
     check_staged(store, "a", version=2, rows=2)
     put_in_place(store, "a", rows=2, version=1)
-    assert [key for _, key, _ in served(store, "tenant = 'a'")] == [7, 8]
-    assert len(served(store, "tenant = 'b'")) == 1
+    assert read_ids(store, "tenant = 'a'") == [7, 8]
+    assert len(read_view(store, "tenant = 'b'")) == 1
 
 
 def test_a_tenant_that_became_empty_is_replaced_by_nothing(store):
     write(store, rows(range(5)))
     check_staged(store, "a", version=2, rows=0)
     put_in_place(store, "a", rows=0, version=1)
-    assert served(store) == []
+    assert read_view(store) == []
 
 
 WIDER = (*FIELDS, DeltaField(name="came", type=Primitive("string")))
@@ -198,9 +183,9 @@ def test_what_is_staged_while_the_columns_change_is_staged_again(make, index, la
     store = make(index, fields=(*(FIELDS if later is WIDER else NUMBERED), *more))
     wider = replace(store, shape=replace(store.shape, fields=(*later, *more)), attempt="next")
     wider.ensure()
-    with pytest.raises(ClickHouseBusyError, match="code 122"):
+    with raises_naming(ClickHouseBusyError, 122):
         put_in_place(store, "a", rows=0, version=1)
-    wider.stage()
+    wider.create_staging_table()
     put_in_place(wider, "a", rows=0, version=1)
 
 
@@ -209,73 +194,69 @@ def test_a_table_without_tenants_has_one_partition(make):
     write(store, rows(range(3)), staged=True)
     check_staged(store, "default", version=1, rows=3)
     put_in_place(store, "default", rows=3, version=1)
-    assert len(served(store)) == 3
+    assert len(read_view(store)) == 3
     store = replace(store, attempt="next")
-    store.stage()
+    store.create_staging_table()
     put_in_place(store, "default", rows=0, version=1)
-    assert served(store) == []
+    assert read_view(store) == []
 
 
-def test_tenants_are_asked_about_together_and_nobody_s_rows_are_nothing(store):
+def test_tenants_are_asked_about_together_and_unknown_ones_have_no_rows(store):
     everyone = pa.concat_tables([rows([1, 2], tenant=tenant, version=3) for tenant in "abc"])
     write(store, everyone)
     write(store, rows([3], tenant="b", version=1))
     assert store.find_replaced_tenants(["a", "b", "nobody"], 2) == {"a"}
-    assert store.find_filled_columns(["gone", "body"], ["a", "nobody"]) == {"a": "body"}
-    assert (
-        store.find_filled_columns(["body"], ["nobody"])
-        == store.find_filled_columns(["body"], [])
-        == {}
-    )
     assert store.find_replaced_tenants([], 2) == frozenset()
+    assert store.find_filled_columns(["gone", "body"], ["a", "nobody"]) == {"a": "body"}
+    assert store.find_filled_columns(["body"], ["nobody"]) == {}
+    assert store.find_filled_columns(["body"], []) == {}
 
 
-@pytest.mark.parametrize(("nulls", "given"), [("flag", True), ("empty", False)])
-def test_an_empty_array_is_a_value_where_a_flag_tells_it_from_null(make, nulls, given):
+@pytest.mark.parametrize(("nulls", "filled"), [("flag", {"a": "v"}), ("empty", {})])
+def test_an_empty_array_is_a_value_where_a_flag_tells_it_from_null(make, nulls, filled):
     store = make(Mirror(nulls=nulls))
-    empty = pa.array([[]], pa.list_(pa.float32()))
-    write(store, rows([1]).set_column(3, "v", empty))
-    assert store.find_filled_columns(["v"], ["a"]) == ({"a": "v"} if given else {})
+    write(store, set_value(rows([1]), "v", []))
+    assert store.find_filled_columns(["v"], ["a"]) == filled
 
 
 def test_a_generation_whose_tenants_are_in_another_column_may_have_their_rows(store):
     write(store, rows([1]))
-    asked = (("tenant", "a"), ("tenant", "b"), ("org", "b"))
-    shows = [store.data.has_rows(0, column, [tenant]) for column, tenant in asked]
-    assert shows == [True, False, True]
+    columns = (("tenant", "a"), ("tenant", "b"), ("org", "b"))
+    answers = [store.data.has_rows(0, column, [tenant]) for column, tenant in columns]
+    assert answers == [True, False, True]
 
 
 def test_a_repeated_key_is_named(store):
     write(store, rows([4, 5, 5]), staged=True)
-    with pytest.raises(KeyColumnError, match=r"key \{'id': 5\} occurs in 2 rows"):
+    with raises_naming(KeyColumnError, store.shape.source.name, "{'id': 5}", "2 rows"):
         check_staged(store, "a", version=1, rows=3)
 
 
 def test_rows_of_an_interrupted_synchronization_are_noticed_and_cleared(store):
     write(store, rows([1], version=1), staged=True)
-    write(store, rows([2], version=2), staged=True)
-    with pytest.raises(LostRowsError, match="1 of another version"):
+    with raises_naming(LostRowsError, store.staging, "'a'"):
         check_staged(store, "a", version=2, rows=1)
     store = replace(store, attempt="next")
-    store.stage()
+    store.create_staging_table()
     write(store, rows([2], version=2), staged=True)
     check_staged(store, "a", version=2, rows=1)
 
 
 def test_rows_that_were_sent_and_are_not_there_are_noticed(store):
     write(store, rows([1]), staged=True)
-    with pytest.raises(LostRowsError, match="2 rows were sent, but it has 1,"):
+    with raises_naming(LostRowsError, store.staging, "'a'", 2, 1):
         check_staged(store, "a", version=1, rows=2)
 
 
-def broken(column, value):
-    table = rows([3])
+def set_value(table, column, value):
+    """Return the rows with this value in a column."""
     at = table.schema.get_field_index(column)
-    return table.set_column(at, table.schema.field(at), pa.array([value], table.schema.types[at]))
+    values = pa.array([value] * table.num_rows, table.schema.types[at])
+    return table.set_column(at, table.schema.field(at), values)
 
 
-def fresh(ids, **changes):
-    table = rows(ids, version=3, **changes)
+def mark_fresh(table):
+    """Mark the rows as inserts, whose keys must not exist."""
     return table.append_column("_fresh", pa.array([True] * table.num_rows))
 
 
@@ -283,197 +264,173 @@ def fresh(ids, **changes):
 def test_a_fresh_key_that_is_served_already_is_refused_and_nothing_is_written(make, tenant):
     store = make(Mirror(), tenant=tenant)
     write(store, rows(range(25)))
-    with pytest.raises(FeedGoneError, match=r"key \{'id': 7\} was inserted while it existed"):
-        write(store, fresh([30, 7]), since=2, upto=3)
-    assert stored(store) == 25
+    with raises_naming(FeedGoneError, "{'id': 7}"):
+        write(store, mark_fresh(rows([30, 7], version=3)), since=2, upto=3)
+    assert count_stored(store) == 25
 
 
 def test_a_key_that_came_in_twice_is_refused_and_nothing_is_written(store):
     twice = rows([3]).append_column("_repeats", pa.array([True]))
-    with pytest.raises(FeedGoneError, match=r"key \{'id': 3\} was inserted while it existed"):
+    with raises_naming(FeedGoneError, "{'id': 3}"):
         write(store, twice)
-    assert stored(store) == 0
+    assert count_stored(store) == 0
 
 
 def test_a_fresh_key_is_one_that_is_not_served_now(store):
     write(store, rows(range(5)))
     write(store, rows([3], version=2, deleted=True), since=1, upto=2)
-    tables = [fresh([3, 9]), fresh([3, 9]), fresh([4], tenant="b"), fresh([])]
-    receipts = [r for table in tables for r in write(store, table, since=2, upto=3)]
-    assert [key for _, key, _ in served(store)] == [0, 1, 2, 3, 4, 9, 4]
+    tables = [rows([3, 9], version=3)] * 2 + [rows([4], version=3, tenant="b"), rows([], version=3)]
+    receipts = [r for each in tables for r in write(store, mark_fresh(each), since=2, upto=3)]
+    assert read_ids(store) == [0, 1, 2, 3, 4, 9, 4]
     assert [(r.code, r.inserted) for r in receipts] == [(0, 2), (0, 2), (0, 1)]
 
 
-def test_keys_of_every_type_are_looked_up(make, endpoint):
-    kinds = [
-        (Primitive("string"), pa.scalar("it's")),
-        (Primitive("binary"), pa.scalar(b"\xff\x00")),
-        (Primitive("integer"), pa.scalar(-3, pa.int32())),
-        (Primitive("boolean"), pa.scalar(value=True)),
-        (Primitive("date"), pa.scalar(20_000, pa.date32())),
-        (Primitive("double"), pa.scalar(0.5)),
-        (Decimal(20, 3), pa.scalar(-1.25).cast(pa.decimal128(20, 3))),
-        (Primitive("timestamp"), pa.scalar(1_700_000_000_123_456, pa.timestamp("us", tz="UTC"))),
-    ]
-    names = tuple(f"k {number}" for number, _ in enumerate(kinds))
-    fields = [DeltaField(name=n, type=kind) for n, (kind, _) in zip(names, kinds, strict=True)]
-    source = SourceTable(f"contract.t{next(NUMBERS)}", key=names, tenant=None)
-    store = built(endpoint, source, Mirror(), fields)
-    table = rows([1]).select(list(SYSTEM))
-    for name, (_, value) in zip(names, kinds, strict=True):
-        table = table.append_column(name, pa.array([value.as_py()], value.type))
-    changes = {"keys": names}
-    write(store, table, **changes)
-    table = table.append_column("_fresh", pa.array([True]))
-    with pytest.raises(FeedGoneError, match="was inserted while it existed"):
-        write(store, table, since=1, upto=2, **changes)
+def test_keys_of_every_type_are_looked_up(endpoint):
+    kinds = {
+        "text": (Primitive("string"), pa.scalar("it's")),
+        "bytes": (Primitive("binary"), pa.scalar(b"\xff\x00")),
+        "whole number": (Primitive("integer"), pa.scalar(-3, pa.int32())),
+        "flag": (Primitive("boolean"), pa.scalar(value=True)),
+        "day": (Primitive("date"), pa.scalar(20_000, pa.date32())),
+        "float": (Primitive("double"), pa.scalar(0.5)),
+        "exact": (Decimal(20, 3), pa.scalar(-1.25).cast(pa.decimal128(20, 3))),
+        "time": (Primitive("timestamp"), pa.scalar(MICROS + 123_456, pa.timestamp("us", tz="UTC"))),
+    }
+    fields = [DeltaField(name=name, type=kind) for name, (kind, _) in kinds.items()]
+    source = SourceTable(f"contract.t{next(NUMBERS)}", key=list(kinds), tenant=None)
+    store = build_store(endpoint, source, Mirror(), fields)
+    table = add_system_columns(
+        {name: pa.array([value.as_py()], value.type) for name, (_, value) in kinds.items()}
+    )
+    write(store, table)
+    with raises_naming(FeedGoneError, "'whole number': -3", "it's"):
+        write(store, mark_fresh(table), since=1, upto=2)
 
 
 @pytest.mark.parametrize("kept", ["String", "LowCardinality(String)"])
 def test_a_decimal_key_kept_as_text_has_one_form_whatever_its_scale(endpoint, kept):
     """Its column may be widened without a rebuild, and its rows be changed and deleted then."""
-    number = next(NUMBERS)
+    source = SourceTable(f"contract.t{next(NUMBERS)}", key="k", tenant=None)
 
-    def store_of(precision, scale):
+    def make_store(precision, scale):
         field = DeltaField(name="k", type=Decimal(precision, scale))
-        source = SourceTable(f"contract.t{number}", key="k", tenant=None)
-        return built(endpoint, source, Mirror(types={"k": kept}), [field])
+        return build_store(endpoint, source, Mirror(types={"k": kept}), [field])
 
-    def keys(type_, texts, **named):
-        values = pa.array(list(map(Exact, texts)), type_)
-        return rows(range(len(texts)), **named).select(list(SYSTEM)).append_column("k", values)
+    def make_rows(type_, texts, **named):
+        return add_system_columns({"k": pa.array(list(map(Exact, texts)), type_)}, **named)
 
     texts = ["1.50", "0.00", "-0.10", "100.00", "0.05"]
-    narrow = store_of(5, 2)
-    write(narrow, keys(pa.decimal128(5, 2), texts))
-    wide = store_of(20, 4)
-    write(wide, keys(pa.decimal128(20, 4), texts[:2], version=2), since=1, upto=2)
-    query = f"SELECT k FROM {wide.shape.qualify_name(wide.shape.view)} ORDER BY toFloat64(k)"
-    held = [row[0] for row in endpoint.get_client().query(query).result_rows]
-    assert held == ["-0.1", "0", "0.05", "1.5", "100"]
-    write(wide, keys(pa.decimal128(20, 4), texts, version=3, deleted=True), since=2, upto=3)
-    assert endpoint.get_client().query(query).result_rows == []
+    write(make_store(5, 2), make_rows(pa.decimal128(5, 2), texts))
+    wide, type_ = make_store(20, 4), pa.decimal128(20, 4)
+    write(wide, make_rows(type_, texts[:2], version=2), since=1, upto=2)
+    keys = "SELECT k FROM {view} ORDER BY toFloat64(k)"
+    assert query(wide, keys) == [("-0.1",), ("0",), ("0.05",), ("1.5",), ("100",)]
+    write(wide, make_rows(type_, texts, version=3, deleted=True), since=2, upto=3)
+    assert query(wide, keys) == []
 
 
 @pytest.mark.parametrize(
-    ("table", "error", "said"),
+    ("column", "value", "error", "named"),
     [
-        (broken("id", None), KeyColumnError, "key column 'id' is null"),
-        (broken("tenant", None), KeyColumnError, "key column 'tenant' is null"),
-        (broken("v", []), SchemaError, "has 0 floats in row {'id': 3}, not 2"),
-        (broken("v", None), SchemaError, "column 'v' is null in row {'id': 3}"),
-        (broken("v", [1.0]), SchemaError, "has 1 floats in row {'id': 3}, not 2"),
+        ("id", None, KeyColumnError, ["'id'"]),
+        ("tenant", None, KeyColumnError, ["'tenant'"]),
+        ("v", [], SchemaError, ["'v'", "{'id': 3}", "0 floats", 2]),
+        ("v", None, SchemaError, ["'v'", "{'id': 3}", "nulls='refuse'"]),
+        ("v", [1.0], SchemaError, ["'v'", "{'id': 3}", "1 floats", 2]),
     ],
 )
-def test_rows_that_do_not_fit_are_named_and_nothing_is_written(make, table, error, said):
+def test_rows_that_do_not_fit_are_named_and_nothing_is_written(make, column, value, error, named):
     store = make(Vector("v", dimension=2, nulls="refuse"))
-    (receipt,) = write(store, table)
+    (receipt,) = write(store, set_value(rows([3]), column, value))
     assert receipt.code == error.code
-    assert said in receipt.message
-    assert stored(store) == 0
+    assert_names(receipt.message, *named)
+    assert count_stored(store) == 0
 
 
 def test_json_text_of_appended_rows_is_the_same_when_a_chunk_comes_again(endpoint):
     source = SourceTable(f"contract.t{next(NUMBERS)}", tenant="tenant")
-    index = Mirror(append=True, nulls="json")
-    store = built(endpoint, source, index, FIELDS)
+    store = build_store(endpoint, source, Mirror(append=True, nulls="json"), FIELDS)
     table = pa.concat_tables([rows(range(5), vector=each) for each in (None, [], [0.5, None])])
     for _ in range(2):
         assert not any(receipt.code for receipt in write(store, table))
-    query = (
-        f"SELECT v, count() FROM {store.shape.qualify_name(store.shape.view)} GROUP BY v ORDER BY v"
-    )
-    found = endpoint.get_client().query(query).result_rows
-    assert found == [("[0.5,null]", 5), ("[]", 5), (None, 5)]
+    counts = query(store, "SELECT v, count() FROM {view} GROUP BY v ORDER BY v")
+    assert counts == [("[0.5,null]", 5), ("[]", 5), (None, 5)]
 
 
 def test_one_failing_target_leaves_the_others_whole(make):
     good, bad = make(Mirror()), make(Mirror())
-    both = [shipped(bad, columns=("tenant", "id", "nowhere")), shipped(good)]
+    scans = [make_scan(bad, columns=("tenant", "id", "nowhere")), make_scan(good)]
     table = rows(range(25)).append_column("nowhere", pa.array([1] * 25))
-    writer = TaskWriter(shares=both, rows_per_chunk=10)
-    receipts = {r.target: r for r in writer(0, table.to_batches())}
-    assert receipts[both[0].name].code >= 10_000
-    assert "nowhere" in receipts[both[0].name].message
-    assert receipts[both[1].name].inserted == 25
-    assert len(served(good)) == 25
+    writer = TaskWriter(scans=scans, rows_per_chunk=10)
+    receipts = {receipt.target: receipt for receipt in writer(0, table.to_batches())}
+    failure, success = (receipts[scan.name] for scan in scans)
+    assert failure.code >= 10_000
+    assert_names(failure.message, "nowhere")
+    assert success.inserted == len(read_view(good)) == 25
 
 
 def test_words_use_the_text_index(make):
     store = make(FullText("body"))
     write(store, rows(range(10), body="Common text"))
     write(store, rows([99], body="a RARE bird", version=2), upto=2)
-    view = store.shape.qualify_name(store.shape.view)
-    query = f"SELECT id FROM {view} WHERE hasAllTokens(body, 'rare')"
-    assert store.endpoint.get_client().query(query).result_rows == [(99,)]
-    assert "Name: body_text" in explained(store, query)
+    sql = "SELECT id FROM {view} WHERE hasAllTokens(body, 'rare')"
+    assert query(store, sql) == [(99,)]
+    plan = [line.strip() for (line,) in query(store, f"EXPLAIN indexes = 1 {sql}")]
+    assert "Name: body_text" in plan
 
 
-def explained(store, sql, **parameters):
-    found = store.endpoint.get_client().query(f"EXPLAIN indexes = 1 {sql}", parameters=parameters)
-    return "\n".join(str(row[0]) for row in found.result_rows)
-
-
-def nearest(store, query, k, tenant="a"):
+def find_nearest(store, vector, k):
+    """Return the ids of the rows of tenant a that are nearest to a vector, nearest first."""
     view = store.shape.qualify_name(store.shape.format_view_name("nearest"))
     sql = (
-        f"SELECT id FROM {view}(query = {{query:Array(Float32)}}, "
-        "tenant = {tenant:String}, k = {k:UInt32}) ORDER BY distance"
+        f"SELECT id FROM {view}(query = {{query:Array(Float32)}}, tenant = 'a', "
+        "k = {k:UInt32}) ORDER BY distance"
     )
-    parameters = {"query": list(query), "k": k, "tenant": tenant}
-    return sql, parameters
+    found = store.endpoint.get_client().query(sql, parameters={"query": list(vector), "k": k})
+    return [id_ for (id_,) in found.result_rows]
+
+
+def on_a_line(ids):
+    """Return rows with vectors on a line, each its id away from zero."""
+    vectors = pa.array([[float(id_), 0.0] for id_ in ids], pa.list_(pa.float32()))
+    return rows(ids).set_column(3, "v", vectors)
 
 
 def test_meaning_stays_within_the_tenant(make):
     store = make(Vector("v", dimension=2, metric="l2"))
-    for number in range(40):
-        table = rows([number], vector=(float(number), 0.0))
-        write(store, table)
+    for part in range(4):
+        write(store, on_a_line(range(part, 40, 4)))
     write(store, rows([1000], tenant="b", vector=(7.0, 0.0)))
-    sql, parameters = nearest(store, (7.1, 0.0), 3)
-    found = store.endpoint.get_client().query(sql, parameters=parameters)
-    assert [row[0] for row in found.result_rows] == [7, 8, 6]
+    assert find_nearest(store, (7.1, 0.0), 3) == [7, 8, 6]
 
 
 def test_meaning_never_finds_what_was_deleted_or_replaced(make):
     store = make(Vector("v", dimension=2, metric="l2"))
-    vectors = pa.array([[float(n), 0.0] for n in range(300)], pa.list_(pa.float32()))
-    table = rows(range(300))
-    table = table.set_column(table.schema.get_field_index("v"), "v", vectors)
-    write(store, table)
-    write(
-        store,
-        rows(range(5, 12), version=2, deleted=True, vector=None),
-        upto=2,
-    )
+    write(store, on_a_line(range(300)), rows_per_chunk=100)
+    write(store, rows(range(5, 12), version=2, deleted=True, vector=None), upto=2)
     write(store, rows([4], version=3, vector=(200.5, 0.0)), upto=3)
-    sql, parameters = nearest(store, (7.9, 0.0), 4)
-    found = [
-        row[0] for row in store.endpoint.get_client().query(sql, parameters=parameters).result_rows
-    ]
-    assert found == [12, 3, 13, 2]
+    assert find_nearest(store, (7.9, 0.0), 4) == [12, 3, 13, 2]
 
 
 def test_views_that_were_made_otherwise_are_made_anew(make):
     store = make(Vector("v", dimension=2, metric="l2"))
     write(store, rows([1]))
     shape, command = store.shape, store.endpoint.get_client().command
-    made = views_of(store)
-    assert len(made) == 3
+    views = read_views(store)
+    assert len(views) == 3
     # As an earlier version made them: without a comment, and one view fewer.
-    old = f"SELECT id FROM {shape.final}"
-    command(
-        f"CREATE OR REPLACE VIEW {shape.qualify_name(shape.format_view_name('nearest'))} AS {old}"
+    nearest, distances = (
+        shape.qualify_name(shape.format_view_name(end)) for end in ("nearest", "distances")
     )
-    command(f"DROP VIEW {shape.qualify_name(shape.format_view_name('distances'))}")
+    as_before = f"CREATE OR REPLACE VIEW {nearest} AS SELECT id FROM {shape.final}"
+    command(as_before)
+    command(f"DROP VIEW {distances}")
     assert store.renew_views() is True
-    assert views_of(store) == made
+    assert read_views(store) == views
     assert store.renew_views() is False
-    command(
-        f"CREATE OR REPLACE VIEW {shape.qualify_name(shape.format_view_name('nearest'))} AS {old}"
-    )
+    command(as_before)
     store.ensure()
-    assert views_of(store) == made
+    assert read_views(store) == views
 
 
 def test_a_vector_index_of_before_there_were_rows_without_a_vector_goes_on(make, endpoint):
@@ -489,35 +446,29 @@ def test_a_vector_index_of_before_there_were_rows_without_a_vector_goes_on(make,
         f"CREATE VIEW {view} AS SELECT tenant, id, body, v FROM {table} COMMENT '{comment}'"
     )
     assert store.renew_views() is False, "it waits for the column"
-    assert len(served(store)) == 1
+    assert len(read_view(store)) == 1
     store.ensure()
     write(store, rows([2], version=2, vector=None), upto=2)
-    query = f"SELECT id, v FROM {view} ORDER BY id"
-    assert client.query(query).result_rows == [(1, [1.0, 0.0]), (2, [])]
+    assert query(store, "SELECT id, v FROM {view} ORDER BY id") == [(1, [1.0, 0.0]), (2, [])]
 
 
-def views_of(store):
-    query = (
+def read_views(store):
+    """Return name, SELECT and comment of each of the index's views."""
+    sql = (
         "SELECT name, as_select, comment FROM system.tables "
         "WHERE database = 'contract' AND name IN {names:Array(String)}"
     )
-    found = store.endpoint.get_client().query(query, {"names": list(store.shape.views)})
-    return sorted(found.result_rows)
-
-
-def data_of(store):
-    shape = store.shape
-    return IndexData(endpoint=store.endpoint, database=shape.database, view=shape.view)
+    return sorted(query(store, sql, names=list(store.shape.views)))
 
 
 def test_an_index_can_be_dropped_and_made_again(make):
     store = make(Vector("v", dimension=2))
     write(store, rows([1]))
-    data_of(store).drop_index()
-    data_of(store).drop_index()
-    data_of(store).drop_tenants("tenant", ["a"])
+    store.data.drop_index()
+    store.data.drop_index()
+    store.data.drop_tenants("tenant", ["a"])
     store.ensure()
-    assert stored(store) == 0
+    assert count_stored(store) == 0
 
 
 @pytest.mark.parametrize("tenant", ["tenant", None])
@@ -526,22 +477,21 @@ def test_one_tenant_of_an_index_can_be_dropped(make, tenant):
     write(store, rows([1, 2], tenant="it's"))
     write(store, rows([3], tenant="other"))
     for _ in range(2):
-        data_of(store).drop_tenants(tenant, ["it's"])
-    assert [row[1] for row in served(store)] == ([3] if tenant else [])
+        store.data.drop_tenants(tenant, ["it's"])
+    assert read_ids(store) == ([3] if tenant else [])
 
 
 def test_what_was_built_before_the_drop_of_a_tenant_lands_stays(store, clickhouse_url):
     write(store, rows([1, 2]))
     with faulty(clickhouse_url) as proxy:
         proxy.late_statements[:] = ["DROP PARTITION", "REPLACE PARTITION"]
+        behind = replace(store.data, endpoint=ClickHouseEndpoint.parse(proxy.url))
         with pytest.raises(UnavailableError):
-            replace(data_of(store), endpoint=Endpoint.parse(proxy.url)).drop_tenants(
-                "tenant", ["a"]
-            )
+            behind.drop_tenants("tenant", ["a"])
         write(store, rows([3]))
         assert len(proxy.land()) == 1
-    assert [row[1] for row in served(store)] == [1, 2, 3]
-    assert data_of(store).list_staging_tables() == [store.staging]
+    assert read_ids(store) == [1, 2, 3]
+    assert store.data.list_staging_tables() == [store.staging]
 
 
 def test_an_index_that_was_built_before_the_drop_of_it_lands_stays(store, clickhouse_url):
@@ -549,7 +499,7 @@ def test_an_index_that_was_built_before_the_drop_of_it_lands_stays(store, clickh
     view = f"DROP VIEW IF EXISTS {store.shape.qualify_name(store.shape.view)}"
     write(store, rows([1, 2]))
     with faulty(clickhouse_url) as proxy:
-        behind = replace(data_of(store), endpoint=Endpoint.parse(proxy.url))
+        behind = replace(store.data, endpoint=ClickHouseEndpoint.parse(proxy.url))
         for late in ([view], ["DROP TABLE IF EXISTS", "RENAME"]):
             proxy.late_statements[:] = late
             with pytest.raises(UnavailableError):
@@ -559,69 +509,76 @@ def test_an_index_that_was_built_before_the_drop_of_it_lands_stays(store, clickh
         store.ensure()
         store.take_over({"a"}, list)
         write(store, rows([3]))
-        said = proxy.land()
-    assert said[0] == ""
-    assert "UNKNOWN_TABLE" in said[1]
+        answers = proxy.land()
+    assert answers[0] == ""
+    assert_names(answers[1], "UNKNOWN_TABLE")
     # A late DROP of a view loses no rows.
     store.ensure()
-    assert [row[1] for row in served(store)] == [1, 2, 3]
-    assert data_of(store).list_staging_tables() == []
+    assert read_ids(store) == [1, 2, 3]
+    assert store.data.list_staging_tables() == []
 
 
 def test_a_server_that_is_not_there_is_named_without_its_password():
-    endpoint = Endpoint.parse("http://reader:hidden@127.0.0.1:9")
-    with pytest.raises(UnavailableError, match=r"http://127\.0\.0\.1:9 did not answer") as caught:
+    endpoint = ClickHouseEndpoint.parse("http://reader:hidden@127.0.0.1:9")
+    with raises_naming(UnavailableError, "http://127.0.0.1:9") as caught:
         endpoint.connect()
     assert "hidden" not in str(caught.value)
     assert "hidden" not in repr(endpoint)
 
 
-def test_what_another_index_or_somebody_else_owns_is_left_alone(make, endpoint):
-    held = make(Mirror(name="b_c"))
-    source = held.shape.source
-    write(held, rows([1]))
+def test_what_another_index_owns_is_left_alone(make):
+    owner = make(Mirror(name="b_c"))
+    source = owner.shape.source
+    write(owner, rows([1]))
     longer = SourceTable(f"{source.name}_b", key="id", tenant="tenant")
     for generation in (0, 1):
-        shape = IndexTable(
+        shape = IndexShape(
             source=longer, index=Mirror(name="c"), fields=FIELDS, generation=generation
         )
-        assert shape.view == held.shape.view
-        with pytest.raises(SchemaError, match=rf"belongs to index {source.name}/b_c\. Give"):
-            IndexStore(endpoint=endpoint, shape=shape).ensure()
-    assert stored(held) == 1
-    for name, what in (
-        (f"{source.table}_x", "VIEW {} AS SELECT 1 AS id"),
-        (f"{source.table}_y", "TABLE {} (id Int8) ENGINE = Memory"),
-        (f"{source.table}_z__rows_3", "TABLE {} (id Int8) ENGINE = Memory COMMENT '[not ours'"),
-    ):
-        endpoint.get_client().command("CREATE " + what.format(held.shape.qualify_name(name)))
-        index = Mirror(name=name.removeprefix(f"{source.table}_").removesuffix("__rows_3"))
-        shape = IndexTable(source=source, index=index, fields=FIELDS)
-        with pytest.raises(SchemaError, match="belongs to no index"):
-            IndexStore(endpoint=endpoint, shape=shape).ensure()
+        assert shape.view == owner.shape.view
+        with raises_naming(SchemaError, f"{longer.name}/c", f"{source.name}/b_c"):
+            IndexStore(endpoint=owner.endpoint, shape=shape).ensure()
+    assert count_stored(owner) == 1
+
+
+@pytest.mark.parametrize(
+    ("suffix", "statement", "engine"),
+    [
+        ("", "VIEW {} AS SELECT 1 AS id", "View"),
+        ("", "TABLE {} (id Int8) ENGINE = Memory", "Memory"),
+        ("__rows_3", "TABLE {} (id Int8) ENGINE = Memory COMMENT '[not ours'", "Memory"),
+    ],
+    ids=["view", "table", "generation"],
+)
+def test_what_somebody_else_owns_is_left_alone(endpoint, suffix, statement, engine):
+    source = SourceTable(f"contract.t{next(NUMBERS)}", key="id", tenant="tenant")
+    name = f"{source.table}_x{suffix}"
+    client = endpoint.get_client()
+    client.command("CREATE DATABASE IF NOT EXISTS contract")
+    client.command("CREATE " + statement.format(f"contract.{name}"))
+    shape = IndexShape(source=source, index=Mirror(name="x"), fields=FIELDS)
+    with raises_naming(SchemaError, f"{source.name}/x", name, engine):
+        IndexStore(endpoint=endpoint, shape=shape).ensure()
 
 
 @settings(max_examples=60)
 @given(names=st.lists(st.text(min_size=1), min_size=1, unique=True))
 def test_any_name_is_one_column_and_any_text_one_literal(endpoint, names):
-    listed = ", ".join(f"{quote_string(name)} AS {quote_identifier(name)}" for name in names)
-    found = endpoint.get_client().query(f"SELECT {listed}")
-    assert list(found.column_names) == names
-    assert found.result_rows == [tuple(names)]
+    columns = ", ".join(f"{quote_string(name)} AS {quote_identifier(name)}" for name in names)
+    answer = endpoint.get_client().query(f"SELECT {columns}")
+    assert list(answer.column_names) == names
+    assert answer.result_rows == [tuple(names)]
 
 
-def test_the_names_that_are_refused_are_virtual_columns(store, endpoint):
+def test_the_names_that_are_refused_are_virtual_columns(store):
     write(store, rows([1]))
-    listed = ", ".join(VIRTUAL_COLUMNS)
-    endpoint.get_client().query(
-        f"SELECT {listed} FROM {store.shape.qualify_name(store.shape.rows)}"
-    )
+    assert len(query(store, f"SELECT {', '.join(VIRTUAL_COLUMNS)} FROM {{rows}}")) == 1
 
 
-def test_names_with_any_characters_are_only_names(make):
+def test_names_with_any_characters_are_only_names(store):
     assert quote_identifier("x`; DROP TABLE y") == "`x\\`; DROP TABLE y`"
-    store = make(Mirror())
-    write(store, rows([1], tenant="it's \\ `odd`"), staged=True)
-    check_staged(store, "it's \\ `odd`", version=1, rows=1)
-    put_in_place(store, "it's \\ `odd`", rows=1, version=1)
-    assert served(store) == [("it's \\ `odd`", 1, "some words")]
+    tenant = "it's \\ `odd`"
+    write(store, rows([1], tenant=tenant), staged=True)
+    check_staged(store, tenant, version=1, rows=1)
+    put_in_place(store, tenant, rows=1, version=1)
+    assert read_view(store) == [(tenant, 1, "some words")]

@@ -7,10 +7,10 @@ import pyarrow as pa
 import pytest
 
 from iscp_dagster import FullText, SourceTable
-from iscp_dagster.clickhouse.connect.endpoint import Endpoint
 from iscp_dagster.clickhouse.connect.quoting import quote_string
 from iscp_dagster.model.declared.schema import DeltaField, Primitive
-from support.lake.row_writer import built, write
+from support.errors import assert_names
+from support.lake.row_writer import add_system_columns, build_store, query, write
 
 NUMBERS = itertools.count()
 DOTLESS = "\N{LATIN SMALL LETTER DOTLESS I}"
@@ -35,37 +35,31 @@ TEXTS = {
 
 
 @pytest.fixture(scope="module")
-def store(clickhouse_url):
-    return filled(Endpoint.parse(clickhouse_url), "string", TEXTS)
+def store(endpoint):
+    return fill_store(endpoint, "string", TEXTS)
 
 
-def filled(endpoint, type_, texts, **options):
+def fill_store(endpoint, type_, texts, **options):
+    """Return the store of a full-text index of these texts by id."""
     fields = (
         DeltaField(name="id", type=Primitive("long")),
         DeltaField(name="body", type=Primitive(type_)),
     )
     source = SourceTable(f"words.t{next(NUMBERS)}", key="id")
-    store = built(endpoint, source, FullText("body", **options), fields)
+    store = build_store(endpoint, source, FullText("body", **options), fields)
     arrow = pa.binary() if type_ == "binary" else pa.string()
     # Two parts, so that folding does not depend on one.
-    for version, rows in enumerate((list(texts)[::2], list(texts)[1::2]), 1):
-        system = {"_version": version, "_timestamp": version, "_deleted": False}
-        table = pa.table(
-            {
-                "id": pa.array(rows, pa.int64()),
-                "body": pa.array([texts[row] for row in rows], arrow),
-                **{name: pa.array([value] * len(rows)) for name, value in system.items()},
-            }
-        )
+    for version, ids in enumerate((list(texts)[::2], list(texts)[1::2]), 1):
+        bodies = pa.array([texts[id_] for id_ in ids], arrow)
+        table = add_system_columns({"id": ids, "body": bodies}, version=version)
         receipts = write(store, table, upto=version)
         assert not any(receipt.code for receipt in receipts), receipts
     return store
 
 
-def ids(store, condition):
-    view = store.shape.qualify_name(store.shape.view)
-    query = f"SELECT id FROM {view} WHERE {condition} ORDER BY id"
-    return [row[0] for row in store.endpoint.get_client().query(query).result_rows]
+def find_ids(store, condition):
+    sql = f"SELECT id FROM {{view}} WHERE {condition} ORDER BY id"
+    return [id_ for (id_,) in query(store, sql)]
 
 
 @pytest.mark.parametrize(
@@ -95,64 +89,56 @@ def ids(store, condition):
         "id > 0 AND hasAllTokens(body, {})",
         "hasAllTokens(body, {}) OR id = 1000",
         "NOT (NOT hasAllTokens(body, {}))",
-        "id IN (SELECT id FROM VIEW WHERE hasAllTokens(body, {}))",
+        "id IN (SELECT id FROM {{view}} WHERE hasAllTokens(body, {}))",
     ],
 )
 def test_words_are_found_whatever_their_case(store, word, rows, form):
-    condition = form.format(quote_string(word)).replace(
-        "VIEW", store.shape.qualify_name(store.shape.view)
-    )
-    assert ids(store, condition) == rows
+    assert find_ids(store, form.format(quote_string(word))) == rows
 
 
 def test_some_words_and_phrases_are_found_whatever_their_case(store):
-    assert ids(store, "hasAnyTokens(body, 'ПРИВЕТ ΟΔΟΣ')") == [2, 3, 12]
-    assert ids(store, "hasPhrase(body, 'the FIRE')") == [1]
-    assert ids(store, "hasPhrase(body, 'Printer IS on')") == [14]
-    assert ids(store, "hasPhrase(body, 'fire printer')") == [1]
+    assert find_ids(store, "hasAnyTokens(body, 'ПРИВЕТ ΟΔΟΣ')") == [2, 3, 12]
+    assert find_ids(store, "hasPhrase(body, 'the FIRE')") == [1]
+    assert find_ids(store, "hasPhrase(body, 'Printer IS on')") == [14]
+    assert find_ids(store, "hasPhrase(body, 'fire printer')") == [1]
 
 
 def test_what_the_engine_does_not_fold_is_as_the_note_says(store):
     """If this fails, the engine has learned to fold there: say so in the note and the docs."""
-    assert ids(store, "hasAllTokens(body, ['FIRE'])") == []
-    assert ids(store, "hasAllTokens(body, ['fire'])") == [1, 11, 14, 15]
-    view = store.shape.qualify_name(store.shape.view)
-    query = f"SELECT countIf(hasAllTokens(body, 'FIRE')) FROM {view}"
-    assert store.endpoint.get_client().query(query).result_rows == [(1,)]
-    assert 14 in ids(store, "hasAllTokens(body, 'FIRE') = 0")
+    assert find_ids(store, "hasAllTokens(body, ['FIRE'])") == []
+    assert find_ids(store, "hasAllTokens(body, ['fire'])") == [1, 11, 14, 15]
+    assert query(store, "SELECT countIf(hasAllTokens(body, 'FIRE')) FROM {view}") == [(1,)]
+    assert 14 in find_ids(store, "hasAllTokens(body, 'FIRE') = 0")
 
 
 def test_rows_without_a_text_come_only_if_they_are_not_excluded(store):
     without = [row for row in TEXTS if row not in {1, 11, 14, 15}]
-    assert ids(store, "NOT hasAllTokens(body, 'fire')") == without
+    assert find_ids(store, "NOT hasAllTokens(body, 'fire')") == without
     has_text = [row for row in without if row != 13]
-    assert ids(store, "NOT hasAllTokens(body, 'fire') AND body IS NOT NULL") == has_text
+    assert find_ids(store, "NOT hasAllTokens(body, 'fire') AND body IS NOT NULL") == has_text
 
 
 def test_both_sides_can_be_folded_by_hand_where_the_engine_does_not(store):
-    view = store.shape.qualify_name(store.shape.view)
     fold = "normalizeUTF8NFKCCasefold"
     has = f"hasAllTokens({fold}(body), {fold}('FIRE'))"
-    query = f"SELECT countIf({has}) FROM {view}"
-    assert store.endpoint.get_client().query(query).result_rows == [(4,)]
+    assert query(store, f"SELECT countIf({has}) FROM {{view}}") == [(4,)]
 
 
 def test_the_comment_of_the_view_says_where_it_folds(store):
-    query = "SELECT comment FROM system.tables WHERE database = 'words' AND name = {view:String}"
-    found = store.endpoint.get_client().query(query, {"view": store.shape.view}).result_rows
-    assert "do not fold words in an array" in found[0][0]
+    sql = "SELECT comment FROM system.tables WHERE database = 'words' AND name = {name:String}"
+    ((comment,),) = query(store, sql, name=store.shape.view)
+    assert_names(comment, "fold", "array")
 
 
-def test_bytes_that_are_no_text_hold_up_nothing(clickhouse_url):
+def test_bytes_that_are_no_text_hold_up_nothing(endpoint):
     odd = {1: b"FIRE \xff\xfe ok", 2: b"\xc3", 3: b"", 4: None, 5: "ÉTÉ".encode()}
-    store = filled(Endpoint.parse(clickhouse_url), "binary", odd)
-    assert ids(store, "hasAllTokens(body, 'fire OK')") == [1]
-    assert ids(store, "hasAllTokens(body, 'été')") == [5]
+    store = fill_store(endpoint, "binary", odd)
+    assert find_ids(store, "hasAllTokens(body, 'fire OK')") == [1]
+    assert find_ids(store, "hasAllTokens(body, 'été')") == [5]
 
 
-def test_texts_of_fixed_length_fold_ascii(clickhouse_url):
-    endpoint = Endpoint.parse(clickhouse_url)
+def test_texts_of_fixed_length_fold_ascii(endpoint):
     texts = {1: "FIRE now", 2: "ÉTÉ ok"}
-    store = filled(endpoint, "string", texts, types={"body": "FixedString(8)"})
-    assert ids(store, "hasAllTokens(body, 'fire')") == [1]
-    assert ids(store, "hasAllTokens(body, 'été')") == []
+    store = fill_store(endpoint, "string", texts, types={"body": "FixedString(8)"})
+    assert find_ids(store, "hasAllTokens(body, 'fire')") == [1]
+    assert find_ids(store, "hasAllTokens(body, 'été')") == []

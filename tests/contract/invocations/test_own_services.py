@@ -1,4 +1,4 @@
-"""The deployment's runtime: its settings, its own services, and a client that they are told to."""
+"""The deployment's runtime: its settings, its own services, and what the checkup says of it."""
 
 from __future__ import annotations
 
@@ -14,8 +14,7 @@ from durable_invocations import Context, Service, VirtualObject, service_app
 from durable_invocations.client.client import Client
 from durable_invocations.client.errors import InvocationRefusedError
 from iscp_dagster.api.invocations import open_invocations_client
-from iscp_dagster.cli.checkup import inspect_invocations as checked
-from iscp_dagster.cli.checkup import run_inspection
+from iscp_dagster.cli.checkup import inspect_invocations, run_inspection
 from iscp_dagster.jobservices.server import (
     OWN,
     SERVICES,
@@ -29,6 +28,7 @@ from iscp_dagster.serviceconsumers.runtime import open_runtime
 from runtime_support.endpoints.asgi_servers import uvicorn_of
 from runtime_support.endpoints.lying_runtimes import http, lying
 from runtime_support.runtimes.live_runtime import DEADLINE, asked_for, until
+from support.errors import assert_names, raises_naming
 from support.invocations.runtime_server import runtime_of
 
 TOKEN = "a-token-of-this-test"
@@ -69,80 +69,81 @@ def client(url):
         yield client
 
 
-def test_the_checkup_tells_of_what_is_paused(client, tmp_path):
+def test_the_checkup_names_a_paused_invocation(client, tmp_path):
     environ = {INVOCATIONS_URL: client.url, INVOCATIONS_TOKEN: TOKEN}
     id_, _ = asked_for(client, tmp_path)
     until(lambda: client.invocation(id_)["status"] == "suspended")
     assert client.change_invocation(id_, "pause")
-    (finding,) = checked(environ)
-    assert f"paused: 1, such as {id_} of Desk/approve" in finding.problem
+    (finding,) = inspect_invocations(environ)
+    assert_names(finding.problem, 1, id_, "Desk/approve")
     assert client.resume(id_)
     assert client.kill(id_)
-    (finding,) = checked(environ)
+    (finding,) = inspect_invocations(environ)
     assert not finding.problem
 
 
-def test_the_checkup_tells_of_a_runtime_that_does_not_answer():
+def test_the_checkup_names_a_runtime_that_does_not_answer():
     with socket.socket() as silent:
         silent.bind(("127.0.0.1", 0))
-        (finding,) = checked({INVOCATIONS_URL: f"http://127.0.0.1:{silent.getsockname()[1]}"})
-    assert "does not answer" in finding.problem
-    assert list(checked({})) == []
+        url = f"http://127.0.0.1:{silent.getsockname()[1]}"
+        (finding,) = inspect_invocations({INVOCATIONS_URL: url})
+    assert_names(finding.problem, url)
+    assert list(inspect_invocations({})) == []
 
 
-def test_the_checkup_goes_on_after_what_is_no_answer_of_a_runtime():
+def test_the_checkup_goes_on_after_an_answer_that_no_runtime_gives():
     with lying(http(b'{"invocations":[{}]}')) as url:
-        findings = list(run_inspection("invocations", lambda: checked({INVOCATIONS_URL: url})))
+        findings = list(
+            run_inspection("invocations", lambda: inspect_invocations({INVOCATIONS_URL: url}))
+        )
     assert [each.code for each in findings] == [UnavailableError.code]
 
 
 @pytest.mark.parametrize("url", ["127.0.0.1:4080", "http://me:secret@host"])
-def test_a_job_is_told_which_setting_names_the_runtime(url):
-    with pytest.raises(ConfigError, match=INVOCATIONS_URL):
-        open_runtime(url)
+def test_an_invalid_address_is_a_mistake_in_a_setting(url):
+    for use in (open_runtime, lambda url: open_invocations_client({INVOCATIONS_URL: url})):
+        with raises_naming(ConfigError, INVOCATIONS_URL) as wrong:
+            use(url)
+        assert "secret" not in str(wrong.value)
 
 
-@pytest.mark.parametrize("url", ["", "127.0.0.1:4080", "http://me:secret@host"])
-def test_an_address_that_is_none_is_a_mistake_in_the_environment(url):
-    with pytest.raises(ConfigError, match=INVOCATIONS_URL) as wrong:
-        open_invocations_client({INVOCATIONS_URL: url})
-    assert "secret" not in str(wrong.value)
-    with pytest.raises(ConfigError, match=r'INVOCATIONS_URL is not set.*`eval "\$\(iscp env\)"`'):
-        open_invocations_client({})
+def test_without_an_address_the_command_that_sets_it_is_named():
+    for environ in ({}, {INVOCATIONS_URL: ""}):
+        with raises_naming(ConfigError, INVOCATIONS_URL, 'eval "$(iscp env)"'):
+            open_invocations_client(environ)
 
 
-def test_the_own_services_are_registered_under_one_id_and_out_of_reach_of_others(client, url):
-    """Whoever has the token can learn their path; nobody else can invoke them past the runtime."""
+def test_the_own_services_have_one_id_and_only_the_token_reaches_them(client, url):
+    """Only a holder of the token can learn their path, and invoke them past the runtime."""
     (own,) = client.deployments()
     assert own["id"] == OWN
     assert own["uri"] == f"{url}{derive_services_path(TOKEN)}"
     assert [each["name"] for each in own["services"]] == ["Counter", "Desk"]
     discover = {"accept": "application/vnd.restate.endpointmanifest.v1+json"}
-    for path, status in ((SERVICES, 401), (f"{SERVICES}/{'0' * 64}", 401)):
+    for path in (SERVICES, f"{SERVICES}/{'0' * 64}"):
         answer = httpx.get(f"{url}{path}/discover", headers=discover, trust_env=False)
-        assert answer.status_code == status
-    registered = client.register(own["uri"])
-    assert registered["id"] == OWN
+        assert answer.status_code == 401
+    assert client.register(own["uri"])["id"] == OWN
 
 
 @pytest.mark.parametrize("force", [False, True])
-def test_no_other_address_takes_the_own_services_over(client, force):
-    """A service of somebody else's that is called so, too, would get what is meant for them."""
+def test_no_other_address_takes_over_the_own_services(client, force):
+    """A foreign service of the same name would get the invocations that are meant for them."""
     other = Service("Desk")
 
     @other.handler
     async def double(_ctx: Context, number: int) -> str:
         return "another's"
 
-    told = pytest.raises(InvocationRefusedError, match="may not be called 'Desk'")
-    with uvicorn_of(service_app(other)) as served, told as refused:
+    naming = raises_naming(InvocationRefusedError, "'Desk'")
+    with uvicorn_of(service_app(other)) as served, naming as refused:
         client.register(served.url, force=force)
     assert refused.value.status == 422
     assert client.call("Desk", "double", 2, seconds=DEADLINE) == 4
     assert [each["id"] for each in client.deployments()] == [OWN]
 
 
-def test_what_the_own_services_began_goes_on_at_another_port_and_token(tmp_path):
+def test_an_invocation_of_the_own_services_goes_on_at_another_port_and_token(tmp_path):
     log, own = f"sqlite:///{tmp_path}/log.sqlite", service_app(desk)
     with runtime_of(log, services=own) as first, Client(first) as client:
         until(client.services)
@@ -155,7 +156,7 @@ def test_what_the_own_services_began_goes_on_at_another_port_and_token(tmp_path)
     assert not second.startswith(first)
 
 
-def test_what_stands_for_the_token_in_the_own_services_path_is_not_told(tmp_path, caplog):
+def test_the_digest_of_the_token_in_the_own_services_path_is_not_shown(tmp_path, caplog):
     log, own = f"sqlite:///{tmp_path}/log.sqlite", service_app(desk)
 
     async def failing(scope, receive, send):
@@ -167,34 +168,37 @@ def test_what_stands_for_the_token_in_the_own_services_path_is_not_told(tmp_path
         until(client.services)
         sent = client.send("Desk", "double", 2)
         error = until(lambda: client.invocation(sent.id)["error"])
-    assert "/services/… answers /invoke/Desk/double with status 503" in error["message"]
-    assert "status 503" in caplog.text
+    assert_names(error["message"], "/services/…", "/invoke/Desk/double", 503)
+    assert_names(caplog.text, 503)
     assert secret not in error["message"] + caplog.text
 
 
 @pytest.mark.parametrize(("kept", "prune"), [(0.1, 1.0), (5, 5.0), (86_400, 60.0)])
-def test_what_is_kept_shortly_is_forgotten_as_soon(kept, prune):
+def test_a_short_retention_is_pruned_as_often(kept, prune):
     settings = build_settings(
         {LOG_URL: "sqlite:///x"}, "127.0.0.1", retention=timedelta(seconds=kept)
     )
     assert settings.runtime.prune == prune
 
 
-def test_another_address_than_loopback_needs_a_token():
+def test_only_loopback_needs_no_token():
     for host in ("127.0.0.1", "::1", "localhost"):
         check_host(host, "")
-    check_host("0.0.0.0", TOKEN)
     for host in ("0.0.0.0", "::", "10.0.0.7", "example.org"):
-        with pytest.raises(ConfigError, match=f"{INVOCATIONS_TOKEN} is not set"):
+        check_host(host, TOKEN)
+        with raises_naming(ConfigError, f"--host {host!r}", INVOCATIONS_TOKEN):
             check_host(host, "")
-    with pytest.raises(ConfigError, match=f"{INVOCATIONS_TOKEN} is invalid"):
+
+
+def test_settings_need_a_log_and_a_long_token():
+    with raises_naming(ConfigError, INVOCATIONS_TOKEN, "openssl rand -hex 32"):
         build_settings({LOG_URL: "sqlite:///x", INVOCATIONS_TOKEN: "short"}, "127.0.0.1")
-    with pytest.raises(ConfigError, match=f"{LOG_URL} is not set"):
+    with raises_naming(ConfigError, LOG_URL, "iscp up"):
         build_settings({}, "127.0.0.1")
 
 
 def test_settings_show_no_secrets():
     environ = {LOG_URL: "postgresql://me:pass-word@host/db", INVOCATIONS_TOKEN: TOKEN}
-    shown_ = repr(build_settings(environ, "127.0.0.1"))
-    assert TOKEN not in shown_
-    assert "pass-word" not in shown_
+    text = repr(build_settings(environ, "127.0.0.1"))
+    assert TOKEN not in text
+    assert "pass-word" not in text

@@ -28,7 +28,7 @@ pytestmark = pytest.mark.slow
 
 NAME = JobID(db="shop", table="orders", job="mirror")
 EVERYONES = JobID(db="shop", table="orders", job="everyones")
-ROUNDS = 15
+ROUNDS = 10
 TENANTS = ("eu", "us", "xx")
 
 
@@ -60,7 +60,7 @@ def spec(job: JobID) -> JobSpec:
     return JobSpec(detail=IterationDetail(consumer=consumer))
 
 
-def change(wait, number: int, url: str, orders: str) -> tuple[dict[str, bool], Counter[str]]:
+def call_together(wait, number: int, url: str, orders: str) -> tuple[dict[str, bool], Counter[str]]:
     """Make each call at the same moment as all others, then random calls; return the results."""
     jobs, chance = jobs_of(url, orders), random.Random(number)
     update = SpecUpdate(priority=number + 1)
@@ -75,15 +75,15 @@ def change(wait, number: int, url: str, orders: str) -> tuple[dict[str, bool], C
         "unregister all": lambda: jobs.unregister_job("*", EVERYONES),
         "register all again": lambda: jobs.register_job("*", EVERYONES, spec(EVERYONES)),
     }
-    told: dict[str, bool] = {}
-    for what, call in together.items():
+    results: dict[str, bool] = {}
+    for name, call in together.items():
         wait()
-        told[what] = call()
+        results[name] = call()
     wait()
-    return told, anything(jobs, chance, number)
+    return results, call_at_random(jobs, chance, number)
 
 
-def anything(jobs: Jobs, chance: random.Random, number: int) -> Counter[str]:
+def call_at_random(jobs: Jobs, chance: random.Random, number: int) -> Counter[str]:
     """Make random calls; count those that took effect, by name."""
     done: Counter[str] = Counter()
     calls = {
@@ -100,9 +100,9 @@ def anything(jobs: Jobs, chance: random.Random, number: int) -> Counter[str]:
         "look": lambda: look(jobs),
     }
     for _ in range(ROUNDS):
-        what = chance.choice(sorted(calls))
+        name = chance.choice(sorted(calls))
         try:
-            done[what] += bool(calls[what]())
+            done[name] += bool(calls[name]())
         except (FenceError, NoSuchJobError, WaitError):
             done["missed"] += 1
     return done
@@ -124,12 +124,14 @@ def iterate(jobs: Jobs, number: int) -> bool:
     to = jobs.deployment.make_delta_log(jobs.sources[0]).get_latest_moment()
     if job.watermark.version >= to.version:
         return False
-    for claim in jobs.deployment.log.begin(Iteration.from_jobs([job], to), f"run-{number}", {}):
+    for claim in jobs.deployment.log.claim_jobs(
+        Iteration.from_jobs([job], to), f"run-{number}", {}
+    ):
         complete(jobs.deployment.log, claim, to, {})
     return True
 
 
-def share(wait, number: int, url: str, orders: str) -> None:
+def register_or_change_columns(wait, number: int, url: str, orders: str) -> None:
     """Register tenant after tenant in half the processes, change all columns in the others."""
     log = jobs_of(url, orders).deployment.log
     wait()
@@ -145,7 +147,7 @@ def test_all_tenants_of_an_index_have_its_consumer_whoever_registers_and_changes
     log = jobs_of(url, orders).deployment.log
     log.ensure()
     log.register_standing(NAME, spec(NAME))
-    at_once(share, url, orders, preload=["iscp_dagster.api.jobs", "deltalake"])
+    at_once(register_or_change_columns, url, orders, preload=["iscp_dagster.api.jobs", "deltalake"])
     jobs = log.list_jobs(name=NAME)
     assert len(jobs) == PROCESSES // 2 * ROUNDS
     (consumer,) = {job.spec.detail.consumer for job in jobs}
@@ -156,17 +158,17 @@ def test_all_tenants_of_an_index_have_its_consumer_whoever_registers_and_changes
 def test_of_many_processes_every_call_takes_effect_once(url, orders):
     jobs = jobs_of(url, orders)
     jobs.deployment.log.ensure()
-    told = at_once(change, url, orders, preload=["iscp_dagster.api.jobs", "deltalake"])
-    for what in told[0][0]:
-        truths = [answers[what] for answers, _ in told].count(True)
-        assert truths == (PROCESSES if what == "update" else 1), (what, told)
-    done = sum((each for _, each in told), Counter())
+    outcomes = at_once(call_together, url, orders, preload=["iscp_dagster.api.jobs", "deltalake"])
+    for name in outcomes[0][0]:
+        truths = [results[name] for results, _ in outcomes].count(True)
+        assert truths == (PROCESSES if name == "update" else 1), (name, outcomes)
+    done = sum((each for _, each in outcomes), Counter())
     log = jobs.deployment.log
     everyones = log.list_jobs(name=EVERYONES)
     assert sorted(each.key.tenant for each in everyones) == sorted(TENANTS)
     assert not any(each.paused_at for each in everyones)
-    there = len(log.list_jobs(tenant="eu", name=NAME))
-    assert 1 + done["register"] - done["unregister"] == there
+    registered = len(log.list_jobs(tenant="eu", name=NAME))
+    assert 1 + done["register"] - done["unregister"] == registered
     history = log.read_history(name=NAME)
     counted = Counter(each.event.value for each in history)
     assert counted["register"] == 1 + done["register"]

@@ -6,16 +6,14 @@ from datetime import timedelta, timezone
 import pytest
 
 from iscp_dagster.joblog.sql import statements
+from iscp_dagster.joblog.sql.watermarks import IndexWatermarks, read_watermarks
 from iscp_dagster.joblog.updates import SpecUpdate
 from iscp_dagster.model.batch import BatchAction, Case, Phase, Range
-from iscp_dagster.model.errors import (
-    BatchError,
-    ConfigError,
-    FenceError,
-)
+from iscp_dagster.model.errors import BatchError, ConfigError, FenceError
 from iscp_dagster.model.jobs import ERROR_TEXT_LIMIT, NewJob
 from iscp_dagster.model.moment import START, Moment
 from iscp_dagster.model.states import JobState
+from support.errors import assert_names, raises_naming
 from support.jobs.log_rows import (
     LAYOUT,
     T0,
@@ -98,7 +96,7 @@ def test_many_are_registered_at_once_and_counted(log):
 def test_jobs_are_found_by_table_tenant_and_state_in_the_order_of_keys(log):
     keys = [key("b"), key("a"), key("a", "Zed"), key("a", "acme", "t-2"), key("ü", "ñandú")]
     add(log, *keys)
-    log.begin(over(key("a"), key("b")), "r", {})
+    log.claim_jobs(over(key("a"), key("b")), "r", {})
     assert [job.key for job in log.list_jobs()] == sorted(keys)
     assert [job.key for job in log.list_jobs(table_id="t-2")] == [key("a", "acme", "t-2")]
     assert [job.key for job in log.list_jobs(tenant="Zed")] == [key("a", "Zed")]
@@ -108,9 +106,8 @@ def test_jobs_are_found_by_table_tenant_and_state_in_the_order_of_keys(log):
         JobState.COMPLETED: 3,
     }
     assert log.count("t-2")[JobState.COMPLETED] == 1
-    held = {job.key: (job.registration, job.seq) for job in log.list_jobs(table_id="t-1")}
     assert log.read_fences("t-1", ["acme", "nobody"]) == {
-        each: fence for each, fence in held.items() if each.tenant == "acme"
+        job.key: (job.registration, job.seq) for job in log.list_jobs(table_id="t-1", tenant="acme")
     }
 
 
@@ -119,7 +116,7 @@ def test_odd_names_are_kept_exactly(log):
     assert log.register(odd.tenant, name(odd.job_name), odd.table_id, spec(odd.job_name))
     assert log.register("", name(), "t 1", spec())
     assert [job.key for job in log.list_jobs()] == sorted([odd, key("mirror", "", "t 1")])
-    with pytest.raises(ConfigError, match="cannot be stored as a name"):
+    with raises_naming(ConfigError, repr("nul\0")):
         log.register("nul\0", name(), "t-1", spec())
 
 
@@ -128,7 +125,7 @@ def test_odd_names_are_kept_exactly(log):
 
 def test_begin_records_before_and_complete_records_after(log):
     add(log, key())
-    (claim,) = log.begin(over(key()), "run-1", LAYOUT)
+    (claim,) = log.claim_jobs(over(key()), "run-1", LAYOUT)
     job = log.find_job(key())
     assert (job.state, job.run_id, job.watermark) == (JobState.RUNNING, "run-1", START)
     assert (job.batch.range, job.batch.phase, job.batch.layout) == (
@@ -155,7 +152,7 @@ def test_begin_records_before_and_complete_records_after(log):
 def test_begin_claims_every_job_in_the_iterations_order(log):
     keys = (key("b"), key("a", "zed"), key("a"))
     add(log, *keys)
-    claims = log.begin(over(*keys), "run-1", LAYOUT)
+    claims = log.claim_jobs(over(*keys), "run-1", LAYOUT)
     assert [claim.key for claim in claims] == list(keys)
     fail(log, claims[0], 500, "slow")
     complete(log, claims[1], moment(5), {})
@@ -165,7 +162,7 @@ def test_begin_claims_every_job_in_the_iterations_order(log):
 def test_a_layout_may_have_any_json(log):
     add(log, key())
     layout = {"cuts": [1, 2.5, "ü", None, {"deep": [True]}], "big": 2**53}
-    log.begin(over(key()), "run-1", layout)
+    log.claim_jobs(over(key()), "run-1", layout)
     assert log.find_job(key()).batch.layout == layout
 
 
@@ -173,47 +170,36 @@ def test_a_tenant_may_have_a_layout_of_its_own(log):
     keys = (key(), key(tenant="other"))
     add(log, *keys)
     own = {"other": {"own": 1}, "nobody": {}}
-    claims = log.begin(over(*keys), "run-1", LAYOUT, layouts=own)
+    claims = log.claim_jobs(over(*keys), "run-1", LAYOUT, layouts=own)
     assert [claim.step.layout for claim in claims] == [LAYOUT, {"own": 1}]
     assert [log.find_job(each).batch.layout for each in keys] == [LAYOUT, {"own": 1}]
 
 
 @pytest.mark.parametrize(
-    ("prepare", "iteration", "reason"),
+    ("prepare", "named"),
     [
-        (lambda log: add(log, key("a")), over(key("a"), key("b")), "'b'.* is not registered"),
+        (lambda log: add(log, key("a")), ["registered"]),
         (
-            lambda log: (
-                add(log, key("a"), key("b")),
-                log.unregister("acme", name("b")),
-            ),
-            over(key("a"), key("b")),
-            "'b'.* is not registered",
+            lambda log: (add(log, key("a"), key("b")), log.unregister("acme", name("b"))),
+            ["registered"],
         ),
         (
-            lambda log: (add(log, key("a"), key("b")), log.begin(over(key("b")), "run-0", {})),
-            over(key("a"), key("b")),
-            "'b'.* is running in run run-0",
+            lambda log: (add(log, key("a"), key("b")), log.claim_jobs(over(key("b")), "run-0", {})),
+            ["running", "run-0"],
         ),
-        (
-            lambda log: (add(log, key("a")), at(log, 3, key("b"))),
-            over(key("a"), key("b")),
-            "'b'.* is at version 3, .* from -1",
-        ),
+        (lambda log: (add(log, key("a")), at(log, 3, key("b"))), [3, -1]),
         (
             lambda log: (add(log, key("a"), key("b")), log.enqueue(over(key("b")), "run-0")),
-            over(key("a"), key("b")),
-            "'b'.* is queued for run run-0",
+            ["run-0", "run-1"],
         ),
     ],
+    ids=["unknown", "unregistered", "running", "ahead", "queued"],
 )
-def test_begin_names_the_job_that_does_not_match_and_changes_nothing(
-    log, prepare, iteration, reason
-):
+def test_begin_names_the_job_that_does_not_match_and_changes_nothing(log, prepare, named):
     prepare(log)
     before = log.list_jobs(include_dropped=True)
-    with pytest.raises(FenceError, match=reason):
-        log.begin(iteration, "run-1", LAYOUT)
+    with raises_naming(FenceError, "'b'", *named):
+        log.claim_jobs(over(key("a"), key("b")), "run-1", LAYOUT)
     assert log.list_jobs(include_dropped=True) == before
 
 
@@ -222,9 +208,9 @@ def test_a_queued_job_begins_in_the_run_it_waits_for_under_either_name(log):
     log.enqueue(over(key("a")), "run-1")
     log.enqueue(over(key("b")), "ticket-2")
     assert log.list_active_runs() == {"run-1", "ticket-2"}
-    assert "is pending" in str(log.enqueue(over(key("a")), "run-2")[key("a")])
-    log.begin(over(key("a")), "run-1", {})
-    log.begin(over(key("b")), "run-2", {}, queued_as="ticket-2")
+    assert log.enqueue(over(key("a")), "run-2").keys() == {key("a")}
+    log.claim_jobs(over(key("a")), "run-1", {})
+    log.claim_jobs(over(key("b")), "run-2", {}, queued_as="ticket-2")
     assert log.list_active_runs() == {"run-1", "run-2"}
 
 
@@ -235,8 +221,8 @@ def test_jobs_that_were_taken_since_are_left_as_they_are_and_the_others_are_queu
     log.unregister("acme", name("c"))
     lost = log.enqueue(planned, "ticket")
     assert lost.keys() == {key("b"), key("c")}
-    assert "is pending in run run-1" in str(lost[key("b")])
-    assert "is not registered" in str(lost[key("c")])
+    assert_names(str(lost[key("b")]), "'b'", "pending", "run-1")
+    assert_names(str(lost[key("c")]), "'c'", "registered")
     assert log.list_queued("ticket") == (planned.select_jobs([key("a"), key("d")]),)
     assert log.find_job(key("b")).run_id == "run-1"
     assert lost.keys() == log.enqueue(planned.select_jobs(lost), "another").keys()
@@ -244,26 +230,26 @@ def test_jobs_that_were_taken_since_are_left_as_they_are_and_the_others_are_queu
 
 
 def test_an_iteration_is_found_under_the_name_that_it_was_queued_by(make_log):
-    log, of_a_run = make_log(), make_log()
+    log, log_of_run = make_log(), make_log()
     planned, other = over(key("a"), key("b"), key("c"), start=2), over(key("d"), to=7)
     at(log, 2, *planned.jobs)
     add(log, *other.jobs)
     log.enqueue(planned, "ticket-1")
     log.enqueue(other, "ticket-2")
-    assert of_a_run.list_queued("ticket-1") == (planned,)
-    assert of_a_run.list_queued("ticket-2") == (other,)
-    assert of_a_run.list_queued("ticket-3") == ()
+    assert log_of_run.list_queued("ticket-1") == (planned,)
+    assert log_of_run.list_queued("ticket-2") == (other,)
+    assert log_of_run.list_queued("ticket-3") == ()
     # Events that do not concern the iteration do not change it.
     log.pause("acme", name("a"))
     log.update("acme", name("a"), SpecUpdate(job_type="greedy"))
-    assert of_a_run.list_queued("ticket-1") == (planned,)
+    assert log_of_run.list_queued("ticket-1") == (planned,)
     log.cancel([key("c")])
-    assert of_a_run.list_queued("ticket-1") == (over(key("a"), key("b"), start=2),)
+    assert log_of_run.list_queued("ticket-1") == (over(key("a"), key("b"), start=2),)
     log.rebuild([key("b")])
     rest, anew = over(key("a"), start=2), over(key("b"))
-    assert of_a_run.list_queued("ticket-1") == (anew, rest)
-    of_a_run.begin(rest, "run-1", {}, queued_as="ticket-1")
-    assert of_a_run.list_queued("ticket-1") == (anew,)
+    assert log_of_run.list_queued("ticket-1") == (anew, rest)
+    log_of_run.claim_jobs(rest, "run-1", {}, queued_as="ticket-1")
+    assert log_of_run.list_queued("ticket-1") == (anew,)
     assert {each.key.job_name: each.queued_to for each in log.list_jobs()} == {
         **dict.fromkeys("ac"),
         "b": moment(5),
@@ -275,16 +261,16 @@ def test_an_iteration_is_found_under_the_name_that_it_was_queued_by(make_log):
 
 def test_only_the_last_claim_counts(log):
     add(log, key())
-    (stale,) = log.begin(over(key()), "run-1", LAYOUT)
+    (stale,) = log.claim_jobs(over(key()), "run-1", LAYOUT)
     assert log.recover({"run-1"}) == (key(),)
-    (claim,) = log.begin(over(key()), "run-2", LAYOUT)
+    (claim,) = log.claim_jobs(over(key()), "run-2", LAYOUT)
     before = log.find_job(key())
     for late in (
         lambda: complete(log, stale, moment(5), {}),
         lambda: fail(log, stale, 500, "late"),
         lambda: advance(log, stale, {}),
     ):
-        with pytest.raises(FenceError, match="another writer has taken it"):
+        with raises_naming(FenceError, "'mirror'", "run-1", stale.fence, before.seq):
             late()
     assert log.find_job(key()) == before
     complete(log, claim, moment(5), {})
@@ -294,7 +280,7 @@ def test_only_the_last_claim_counts(log):
 
 def test_a_claim_does_not_outlive_its_registration(log):
     add(log, key())
-    (claim,) = log.begin(over(key()), "run-1", LAYOUT)
+    (claim,) = log.claim_jobs(over(key()), "run-1", LAYOUT)
     log.unregister("acme", name())
     with pytest.raises(FenceError):
         complete(log, claim, moment(5), {})
@@ -308,16 +294,16 @@ def test_a_claim_does_not_outlive_its_registration(log):
 
 def test_completing_elsewhere_than_at_the_ranges_end_is_refused(log):
     add(log, key())
-    (claim,) = log.begin(over(key()), "run-1", LAYOUT)
+    (claim,) = log.claim_jobs(over(key()), "run-1", LAYOUT)
     for version in (4, 6):
-        with pytest.raises(BatchError, match=f"cannot complete at version {version}"):
+        with raises_naming(BatchError, "'mirror'", version, claim.range):
             complete(log, claim, moment(version), {})
     assert log.find_job(key()).watermark == START
 
 
 def test_a_temporary_failure_is_completed_with_its_code_and_a_permanent_one_is_error(log):
     at(log, 5, key("a"), key("b"))
-    a, b = log.begin(over(key("a"), key("b"), start=5, to=6), "run-1", LAYOUT)
+    a, b = log.claim_jobs(over(key("a"), key("b"), start=5, to=6), "run-1", LAYOUT)
     fail(log, a, 9_999, "down\0 \ud800" + "x" * ERROR_TEXT_LIMIT)
     fail(log, b, 10_000, "no such column")
     first, second = log.list_jobs()
@@ -328,24 +314,24 @@ def test_a_temporary_failure_is_completed_with_its_code_and_a_permanent_one_is_e
     for job in (first, second):
         assert (job.watermark, job.batch.phase) == (moment(5), Phase.BEFORE)
         assert job.status.end_at is not None
-    with pytest.raises(FenceError, match=r"'b'.* is error"):
-        log.begin(over(key("b"), start=5, to=6), "run-2", LAYOUT)
+    with raises_naming(FenceError, "'b'", "error"):
+        log.claim_jobs(over(key("b"), start=5, to=6), "run-2", LAYOUT)
 
 
 def test_the_next_iteration_after_a_success_forgets_its_code_and_counts(log):
     at(log, 5, key())
-    (claim,) = log.begin(over(key(), start=5, to=6), "run-1", LAYOUT)
+    (claim,) = log.claim_jobs(over(key(), start=5, to=6), "run-1", LAYOUT)
     fail(log, claim, 500, "slow")
-    (claim,) = log.begin(over(key(), start=5, to=6), "run-2", {"other": 1})
+    (claim,) = log.claim_jobs(over(key(), start=5, to=6), "run-2", {"other": 1})
     assert log.find_job(key()).status.code == 0
     assert [(step.action, step.layout) for step in claim.steps] == [(BatchAction.REPLAY, LAYOUT)]
 
 
 def test_what_a_dead_run_left_is_replayed_before_the_rest_with_its_own_before(log):
     at(log, 5, key())
-    log.begin(over(key(), start=5, to=7), "run-1", {"old": 1})
+    log.claim_jobs(over(key(), start=5, to=7), "run-1", {"old": 1})
     log.recover({"run-1"})
-    (claim,) = log.begin(over(key(), start=5, to=9), "run-2", {"new": 2})
+    (claim,) = log.claim_jobs(over(key(), start=5, to=9), "run-2", {"new": 2})
     assert (claim.case, claim.previous.range) == (Case.OVERLAPPING, span(5, 7))
     assert [(s.action, s.range, s.layout) for s in claim.steps] == [
         (BatchAction.REPLAY, span(5, 7), {"old": 1}),
@@ -353,7 +339,7 @@ def test_what_a_dead_run_left_is_replayed_before_the_rest_with_its_own_before(lo
     ]
     # A run that dies here leaves the batch under replay as the record, not the whole range.
     assert log.find_job(key()).batch.range == span(5, 7)
-    with pytest.raises(BatchError, match="1 steps left"):
+    with raises_naming(BatchError, 9, "1 steps", claim.range):
         complete(log, claim, moment(9), {})
     second = advance(log, claim, {"inserted": 3, "bytes": 10})
     job = log.find_job(key())
@@ -361,7 +347,7 @@ def test_what_a_dead_run_left_is_replayed_before_the_rest_with_its_own_before(lo
     assert (job.batch.range, job.batch.phase) == (span(7, 9), Phase.BEFORE)
     with pytest.raises(FenceError):
         advance(log, claim, {})
-    with pytest.raises(BatchError, match="no step follows"):
+    with raises_naming(BatchError, "'mirror'", span(7, 9)):
         advance(log, second, {})
     complete(log, second, moment(9), {"inserted": 4, "deleted": 1})
     job = log.find_job(key())
@@ -371,9 +357,9 @@ def test_what_a_dead_run_left_is_replayed_before_the_rest_with_its_own_before(lo
 
 def test_an_unconfirmed_batch_is_taken_whole_by_a_shorter_iteration(log):
     at(log, 5, key())
-    log.begin(over(key(), start=5, to=9), "run-1", LAYOUT)
+    log.claim_jobs(over(key(), start=5, to=9), "run-1", LAYOUT)
     log.recover({"run-1"})
-    (claim,) = log.begin(over(key(), start=5, to=7), "run-2", {})
+    (claim,) = log.claim_jobs(over(key(), start=5, to=7), "run-2", {})
     assert (claim.range, claim.step.action) == (span(5, 9), BatchAction.REPLAY)
     complete(log, claim, moment(9), {})
     assert log.find_job(key()).watermark == moment(9)
@@ -381,9 +367,9 @@ def test_an_unconfirmed_batch_is_taken_whole_by_a_shorter_iteration(log):
 
 def test_an_interrupted_initial_synchronization_starts_from_scratch(log):
     add(log, key())
-    log.begin(over(key(), to=5), "run-1", LAYOUT)
+    log.claim_jobs(over(key(), to=5), "run-1", LAYOUT)
     log.recover({"run-1"})
-    (claim,) = log.begin(over(key(), to=8), "run-2", {})
+    (claim,) = log.claim_jobs(over(key(), to=8), "run-2", {})
     assert [(s.action, s.range) for s in claim.steps] == [(BatchAction.INSERT, span(-1, 8))]
     assert claim.previous.range == span(-1, 5)
 
@@ -393,7 +379,7 @@ def test_an_interrupted_initial_synchronization_starts_from_scratch(log):
 
 def test_cancel_takes_the_active_jobs_and_their_claims(log):
     add(log, key("a"), key("b"), key("c"))
-    (claim,) = log.begin(over(key("a")), "run-1", LAYOUT)
+    (claim,) = log.claim_jobs(over(key("a")), "run-1", LAYOUT)
     log.enqueue(over(key("b")), "run-2")
     everything = [key("c"), key("b"), key("a"), key("none")]
     assert log.cancel(everything) == (key("a"), key("b"))
@@ -402,17 +388,17 @@ def test_cancel_takes_the_active_jobs_and_their_claims(log):
     assert log.find_job(key("a")).status.end_at is not None
     with pytest.raises(FenceError):
         complete(log, claim, moment(5), {})
-    with pytest.raises(FenceError, match="was canceled in run run-2"):
-        log.begin(over(key("b")), "run-2", {})
-    log.begin(over(key("b")), "run-3", {})
+    with raises_naming(FenceError, "'b'", "canceled", "run-2"):
+        log.claim_jobs(over(key("b")), "run-2", {})
+    log.claim_jobs(over(key("b")), "run-3", {})
     assert log.find_job(key("a")).batch.phase is Phase.BEFORE
 
 
 def test_recover_frees_the_jobs_of_gone_runs_only(log):
     add(log, key("a"), key("b"), key("c"), key("d"))
-    log.begin(over(key("a")), "gone", LAYOUT)
+    log.claim_jobs(over(key("a")), "gone", LAYOUT)
     log.enqueue(over(key("b")), "gone too")
-    log.begin(over(key("c")), "alive", LAYOUT)
+    log.claim_jobs(over(key("c")), "alive", LAYOUT)
     assert log.list_active_runs() == {"gone", "gone too", "alive"}
     assert log.list_active_runs(JobState.PENDING) == {"gone too"}
     assert log.list_active_runs(JobState.RUNNING) == {"gone", "alive"}
@@ -420,19 +406,15 @@ def test_recover_frees_the_jobs_of_gone_runs_only(log):
     assert log.recover([]) == ()
     assert log.recover(["gone", "gone too", "unheard of"]) == (key("a"), key("b"))
     assert log.recover(["gone", "gone too"]) == ()
-    assert [job.state.label for job in log.list_jobs()] == [
-        "completed",
-        "completed",
-        "running",
-        "completed",
-    ]
+    states = [job.state.label for job in log.list_jobs()]
+    assert states == ["completed", "completed", "running", "completed"]
     assert log.find_job(key("a")).batch.phase is Phase.BEFORE
     assert log.list_active_runs() == {"alive"}
 
 
 def test_repair_sets_jobs_in_error_completed_to_be_read_anew(log):
     at(log, 5, key("a"), key("b"))
-    a, _ = log.begin(over(key("a"), key("b"), start=5, to=6), "run-1", LAYOUT)
+    a, _ = log.claim_jobs(over(key("a"), key("b"), start=5, to=6), "run-1", LAYOUT)
     fail(log, a, 10_200, "no such file")
     everything = [key("none"), key("b"), key("a")]
     assert log.repair(everything) == (key("a"),)
@@ -441,7 +423,7 @@ def test_repair_sets_jobs_in_error_completed_to_be_read_anew(log):
     assert (repaired.state, repaired.watermark) == (JobState.COMPLETED, moment(5))
     assert (repaired.status.code, repaired.status.message) == (0, "")
     assert log.find_job(key("b")).state is JobState.RUNNING
-    (claim,) = log.begin(over(key("a"), start=5, to=7), "run-2", LAYOUT)
+    (claim,) = log.claim_jobs(over(key("a"), start=5, to=7), "run-2", LAYOUT)
     assert [(step.action, step.range) for step in claim.steps] == [
         (BatchAction.INSERT, claim.range)
     ]
@@ -449,22 +431,22 @@ def test_repair_sets_jobs_in_error_completed_to_be_read_anew(log):
 
 
 def test_repairs_are_counted_until_a_range_is_done(log):
-    def began(to, run):
-        (claim,) = log.begin(over(key("a"), start=5, to=to), run, LAYOUT)
+    def begin_run(to, run):
+        (claim,) = log.claim_jobs(over(key("a"), start=5, to=to), run, LAYOUT)
         return claim
 
     at(log, 5, key("a"))
     for repairs in range(2):
-        claim = began(6, f"run-{repairs}")
+        claim = begin_run(6, f"run-{repairs}")
         assert claim.repairs == repairs
         fail(log, claim, 10_200, "no such file")
         log.repair([key("a")])
-    fail(log, began(6, "run-2"), 1_840, "it goes on")
-    assert began(6, "killed").repairs == 2
+    fail(log, begin_run(6, "run-2"), 1_840, "it goes on")
+    assert begin_run(6, "killed").repairs == 2
     log.recover(["killed"])
     log.enqueue(over(key("a"), start=5, to=6), "run-3")
     log.refuse("run-3", 1_100, "no answer")
-    claim = began(7, "run-4")
+    claim = begin_run(7, "run-4")
     assert (claim.repairs, len(claim.steps)) == (2, 2)
     second = advance(log, claim, {})
     assert second.repairs == log.find_job(key("a")).status.repairs == 0
@@ -480,19 +462,37 @@ def test_watermarks_are_told_apart_by_version_and_time(log):
     at(log, 7, key("e"))
     add(log, key("dropped"))
     log.unregister("acme", name("dropped"))
-    found = [str(each) for each in log.list_watermarks("t-1")]
-    assert sorted(found) == sorted({str(START), "7@70", str(moment(7))})
+    watermarks = [str(each) for each in log.list_watermarks("t-1")]
+    assert sorted(watermarks) == sorted({str(START), "7@70", str(moment(7))})
     assert [str(each) for each in log.list_watermarks("t-2")] == [str(START)]
 
 
+def test_the_watermarks_that_readers_ask_for_are_those_of_an_indexs_live_jobs(log):
+    engine = log.engine
+    assert read_watermarks(engine, name()) == IndexWatermarks()
+    at(log, 5, key(tenant="acme"), key(tenant="globex"), key("text", tenant="acme"))
+    at(log, 7, key(tenant="late"))
+    watermarks = read_watermarks(engine, name())
+    assert watermarks.table_id == "t-1"
+    assert watermarks.versions == {"acme": 5, "globex": 5, "late": 7}
+    assert watermarks.registrations["late"] > watermarks.registrations["acme"]
+    assert read_watermarks(engine, name(), ["late", "unknown"]).versions == {"late": 7}
+    log.unregister("globex", name())
+    assert set(read_watermarks(engine, name()).versions) == {"acme", "late"}
+    # A table that took its place counts alone.
+    at(log, 2, key(tenant="acme", table_id="t-2"))
+    watermarks = read_watermarks(engine, name())
+    assert (watermarks.table_id, watermarks.versions) == ("t-2", {"acme": 2})
+
+
 def test_places_are_those_of_the_tables_live_jobs(log):
-    assert log.list_job_versions("t-1") == frozenset()
+    assert log.list_watermark_versions("t-1") == frozenset()
     at(log, 5, key("a"), key("b"), key("a", "zed"))
     add(log, key("c"), key("d", "acme", "t-2"), key("dropped"))
-    log.begin(over(key("b"), start=5, to=6), "run-1", LAYOUT)
+    log.claim_jobs(over(key("b"), start=5, to=6), "run-1", LAYOUT)
     log.cancel([key("b")])
     log.unregister("acme", name("dropped"))
-    assert log.list_job_versions("t-1") == {
+    assert log.list_watermark_versions("t-1") == {
         ("a", 5, JobState.COMPLETED),
         ("b", 5, JobState.CANCELED),
         ("c", -1, JobState.COMPLETED),
@@ -505,7 +505,7 @@ def test_places_are_those_of_the_tables_live_jobs(log):
     assert log.find_table_names("t-1", ["nobody"]) == log.find_table_names("t-1", []) == frozenset()
     assert log.list_tenants("t-1") == {"acme", "zed"}
     names = {("acme", name) for name in ("a", "b", "c", "dropped")}
-    assert log.list_registered("t-1") == names | {("zed", "a")}
+    assert log.list_known_jobs("t-1") == names | {("zed", "a")}
 
 
 def test_what_began_since_somebody_looked_is_not_canceled_by_what_they_saw(log):
@@ -513,14 +513,14 @@ def test_what_began_since_somebody_looked_is_not_canceled_by_what_they_saw(log):
     for each in "ab":
         log.enqueue(over(key(each)), f"run-{each}")
     seen = {job.key: job.seq for job in log.list_jobs()}
-    (claim,) = log.begin(over(key("a")), "run-a", LAYOUT)
+    (claim,) = log.claim_jobs(over(key("a")), "run-a", LAYOUT)
     assert log.cancel(seen, expected_seqs=seen) == (key("b"),)
     complete(log, claim, moment(5), {})
 
 
 def test_a_dropped_job_is_not_recovered_or_canceled(log):
     add(log, key())
-    log.begin(over(key()), "gone", LAYOUT)
+    log.claim_jobs(over(key()), "gone", LAYOUT)
     log.unregister("acme", name())
     assert log.list_active_runs() == frozenset()
     assert log.recover({"gone"}) == ()
@@ -533,8 +533,8 @@ def test_idle_jobs_move_with_the_table(log):
     at(log, 5, idle, other, running, failed)
     at(log, 4, behind)
     add(log, fresh)
-    log.begin(over(running, start=5, to=6), "run-1", LAYOUT)
-    (claim,) = log.begin(over(failed, start=5, to=6), "run-2", LAYOUT)
+    log.claim_jobs(over(running, start=5, to=6), "run-1", LAYOUT)
+    (claim,) = log.claim_jobs(over(failed, start=5, to=6), "run-2", LAYOUT)
     fail(log, claim, 500, "slow")
     seq = log.find_job(idle).seq
     moves = dict.fromkeys([idle, behind, running, failed, key("idle", "unknown")], span(5, 9))
@@ -546,8 +546,8 @@ def test_idle_jobs_move_with_the_table(log):
     assert log.flush({fresh: span(-1, 8)}) == 0
     assert log.flush({}) == 0
     assert log.flush({behind: span(4, 7)}) == 1
-    stands = {job.key.job_name: job.watermark.version for job in log.list_jobs(tenant="acme")}
-    assert stands == {"behind": 7, "failed": 5, "fresh": -1, "idle": 9, "running": 5}
+    versions = {job.key.job_name: job.watermark.version for job in log.list_jobs(tenant="acme")}
+    assert versions == {"behind": 7, "failed": 5, "fresh": -1, "idle": 9, "running": 5}
     assert log.find_job(other).watermark == moment(5)
 
 
@@ -555,19 +555,17 @@ def test_a_plan_made_before_an_idle_move_is_refused(log):
     at(log, 5, key())
     planned = over(key(), start=5, to=6)
     log.flush({key(): span(5, 6)})
-    with pytest.raises(FenceError, match="is at version 6"):
-        log.begin(planned, "run-1", LAYOUT)
+    with raises_naming(FenceError, "'mirror'", 6, 5):
+        log.claim_jobs(planned, "run-1", LAYOUT)
 
 
 def test_more_jobs_than_one_statement_takes_are_claimed_and_recovered(log, monkeypatch):
-    monkeypatch.setattr(statements, "KEYS_PER_STATEMENT", 300)
-    rows = [
-        NewJob(tenant=f"t{i:04}", name=name(), table_id="t-1", spec=spec()) for i in range(1000)
-    ]
-    assert log.register_many(rows) == 1000
-    claims = log.begin(over(*(row.key for row in rows)), "run-1", LAYOUT)
-    assert len(claims) == 1000
-    assert log.count()[JobState.RUNNING] == 1000
+    monkeypatch.setattr(statements, "KEYS_PER_STATEMENT", 30)
+    rows = [NewJob(tenant=f"t{i:03}", name=name(), table_id="t-1", spec=spec()) for i in range(100)]
+    assert log.register_many(rows) == 100
+    claims = log.claim_jobs(over(*(row.key for row in rows)), "run-1", LAYOUT)
+    assert len(claims) == 100
+    assert log.count()[JobState.RUNNING] == 100
     assert len(log.cancel(row.key for row in rows[:10])) == 10
-    assert len(log.recover({"run-1"})) == 990
+    assert len(log.recover({"run-1"})) == 90
     assert log.flush({row.key: span(0, 3) for row in rows}) == 0

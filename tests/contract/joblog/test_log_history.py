@@ -6,6 +6,7 @@ from datetime import timedelta
 
 from iscp_dagster.joblog.history import Bookmark
 from iscp_dagster.model.moment import START
+from support.errors import assert_names
 from support.jobs.log_rows import (
     LAYOUT,
     T0,
@@ -38,17 +39,18 @@ def test_a_dropped_row_is_forgotten_when_it_is_old_and_still_dropped(log):
 
 def test_history_says_who_did_what_when(log):
     add(log, key())
-    for claim in log.begin(over(key()), "run-1", LAYOUT):
+    for claim in log.claim_jobs(over(key()), "run-1", LAYOUT):
         complete(log, claim, moment(5), {"inserted": 3, "bytes": 9})
-    for claim in log.begin(over(key(), start=5, to=7), "run-2", LAYOUT):
+    for claim in log.claim_jobs(over(key(), start=5, to=7), "run-2", LAYOUT):
         fail(log, claim, 1_100, "away")
     log.pause("acme", name())
     log.unregister("acme", name())
-    found = log.read_history(tenant="acme", name=name())
-    shown = [
-        (e.event.value, e.before and e.before.label, e.after.label, e.actor, e.code) for e in found
+    history = log.read_history(tenant="acme", name=name())
+    events = [
+        (e.event.value, e.before and e.before.label, e.after.label, e.actor, e.code)
+        for e in history
     ]
-    assert shown == [
+    assert events == [
         ("register", None, "completed", "tester", 0),
         ("start", "completed", "running", "run-1", 0),
         ("complete", "running", "completed", "run-1", 0),
@@ -57,12 +59,12 @@ def test_history_says_who_did_what_when(log):
         ("pause", "completed", "completed", "tester", 0),
         ("unregister", "completed", "completed", "tester", 0),
     ]
-    assert [e.number for e in found] == sorted({e.number for e in found})
-    assert all(one.at < other.at for one, other in itertools.pairwise(found))
-    assert (found[2].from_, found[2].to, found[2].inserted) == (START, moment(5), 3)
-    assert found[2].seconds > 0
-    assert log.read_history(since=found[5].at) == found[5:]
-    assert log.read_history(most=2) == found[5:]
+    assert [e.number for e in history] == sorted({e.number for e in history})
+    assert all(one.at < other.at for one, other in itertools.pairwise(history))
+    assert (history[2].from_, history[2].to, history[2].inserted) == (START, moment(5), 3)
+    assert history[2].seconds > 0
+    assert log.read_history(since=history[5].at) == history[5:]
+    assert log.read_history(most=2) == history[5:]
     assert log.read_history(tenant="zed") == log.read_history(name=name("other")) == []
 
 
@@ -71,7 +73,7 @@ def test_the_tenants_of_a_run_are_known_when_later_runs_have_their_jobs(log):
     at(log, 5, a, b)
     add(log, c, d)
     for run, some, start in (("second", b, 5), ("second", c, -1), ("third", a, 5)):
-        log.begin(over(some, start=start, to=7), run, LAYOUT)
+        log.claim_jobs(over(some, start=start, to=7), run, LAYOUT)
     log.enqueue(over(d), "a dispatch")
     assert log.read_run_tenants(["first"]) == {"acme", "busy"}
     assert log.read_run_tenants(["second", "a dispatch"]) == {"busy", "calm", "dull"}
@@ -80,20 +82,18 @@ def test_the_tenants_of_a_run_are_known_when_later_runs_have_their_jobs(log):
 
 def test_usage_sums_what_ended_by_tenant_and_job(log):
     at(log, 5, key("a"), key("a", "zed"))
-    for claim in log.begin(over(key("a"), start=5, to=7), "run-1", LAYOUT):
+    for claim in log.claim_jobs(over(key("a"), start=5, to=7), "run-1", LAYOUT):
         complete(log, claim, moment(7), {"inserted": 2, "deleted": 1, "bytes": 10})
     later = log.read_history()[-1].at
-    for claim in log.begin(over(key("a"), start=7, to=9), "run-2", LAYOUT):
+    for claim in log.claim_jobs(over(key("a"), start=7, to=9), "run-2", LAYOUT):
         fail(log, claim, 1_100, "away")
     acme, zed = log.read_usage()
     assert (acme.tenant, acme.name, acme.iterations, acme.failed) == ("acme", name("a"), 2, 1)
     assert (acme.inserted, acme.deleted, acme.bytes) == (2, 1, 10)
     assert acme.seconds == sum(e.seconds for e in log.read_history(tenant="acme"))
     assert (zed.tenant, zed.iterations, zed.failed) == ("zed", 1, 0)
-    assert log.read_usage(tenant="zed") == log.read_usage(
-        tenant="zed", table=f"{zed.name.db}.{zed.name.table}"
-    )
-    assert log.read_usage(tenant="zed") == [zed]
+    table = f"{zed.name.db}.{zed.name.table}"
+    assert log.read_usage(tenant="zed") == log.read_usage(tenant="zed", table=table) == [zed]
     assert log.read_usage(table="shop.nothing") == log.read_usage(tenant="nobody") == []
     (since,) = log.read_usage(later + timedelta(microseconds=1))
     assert (since.iterations, since.failed, since.canceled) == (0, 1, 0)
@@ -103,7 +103,7 @@ def test_usage_charges_the_time_of_what_was_canceled_or_lost(log):
     at(log, 5, *map(key, "abcd"))
     before = {each.name: each.seconds for each in log.read_usage()}
     for each in "abc":
-        log.begin(over(key(each), start=5, to=7), f"run-{each}", LAYOUT)
+        log.claim_jobs(over(key(each), start=5, to=7), f"run-{each}", LAYOUT)
     log.cancel([key("a")])
     log.recover({"run-b"})
     log.mark_stranded("t-1", 10_220, "gone")
@@ -115,17 +115,17 @@ def test_usage_charges_the_time_of_what_was_canceled_or_lost(log):
 
 def test_history_tells_of_a_run_that_is_gone(log, hand):
     add(log, key())
-    log.begin(over(key()), "run-1", LAYOUT)
+    log.claim_jobs(over(key()), "run-1", LAYOUT)
     hand.now += log.leases.run + 1
     log.reclaim()
     last = log.read_history()[-1]
-    assert (last.event.value, last.code, last.cut) == ("recover", 1_700, True)
-    assert last.message.startswith("Run run-1 ended without a result")
+    assert (last.event.value, last.code, last.interrupted) == ("recover", 1_700, True)
+    assert_names(last.message, "run-1")
 
 
 def test_who_shares_a_scan_bears_a_part_of_its_time(log):
     at(log, 5, *map(key, "ab"))
-    claims = log.begin(over(key("a"), key("b"), start=5, to=7), "run-1", LAYOUT)
+    claims = log.claim_jobs(over(key("a"), key("b"), start=5, to=7), "run-1", LAYOUT)
     complete(log, claims[0], moment(7), {"inserted": 1})
     log.cancel([key("b")])
     for each in "ab":
@@ -137,10 +137,10 @@ def test_who_shares_a_scan_bears_a_part_of_its_time(log):
 
 def test_what_was_canceled_is_charged_for_what_it_had_counted(log):
     at(log, 5, key("a"))
-    log.begin(over(key("a"), start=5, to=7), "run-1", LAYOUT)
+    log.claim_jobs(over(key("a"), start=5, to=7), "run-1", LAYOUT)
     log.recover({"run-1"})
     # The replay of the batch that run-1 left comes first, as a separate step.
-    (claim,) = log.begin(over(key("a"), start=5, to=9), "run-2", LAYOUT)
+    (claim,) = log.claim_jobs(over(key("a"), start=5, to=9), "run-2", LAYOUT)
     assert len(claim.steps) == 2
     advance(log, claim, {"inserted": 3, "deleted": 1, "bytes": 20})
     log.cancel([key("a")])
@@ -172,10 +172,8 @@ def test_touched_are_the_tenants_that_something_happened_to(log):
 
 def test_a_bookmark_is_good_for_the_log_that_gave_it(log):
     before = log.read_changed_tenants(None).upto
-    assert (log.read_changed_tenants(None).complete, log.read_changed_tenants(before).complete) == (
-        False,
-        True,
-    )
+    assert not log.read_changed_tenants(None).complete
+    assert log.read_changed_tenants(before).complete
     add(log, key())
     then = log.read_changed_tenants(before)
     assert (then.complete, then.tenants) == (True, {("t-1", "acme")})
@@ -188,18 +186,12 @@ def test_a_bookmark_is_good_for_the_log_that_gave_it(log):
 def test_a_bookmark_stays_good_when_history_is_pruned(log):
     add(log, key("a"), key("b"))
     start = log.read_changed_tenants(None)
+    assert log.prune(log.read_history()[0].at) == 0
     assert log.prune(log.read_history()[-1].at + timedelta(microseconds=1)) == 1
+    assert [entry.key for entry in log.read_history()] == [key("b")]
     again = log.read_changed_tenants(start.upto)
     assert (again.complete, again.tenants) == (True, frozenset())
     add(log, key("c", "zed"))
     assert log.read_changed_tenants(start.upto).tenants == {("t-1", "zed")}
     assert log.prune(log.read_history()[-1].at + timedelta(microseconds=1)) == 1
     assert not log.read_changed_tenants(start.upto).complete
-
-
-def test_old_history_is_pruned(log):
-    add(log, key("a"))
-    before = log.read_history()[-1].at + timedelta(microseconds=1)
-    add(log, key("b"))
-    assert log.prune(before) == 1
-    assert [e.key for e in log.read_history()] == [key("b")]

@@ -29,22 +29,17 @@ def contend(wait, number: int, url: str) -> tuple[bool, bool]:
     wait()
     registered = log.register("acme", name(), "t-1", spec())
     wait()
-    return registered, begun(log, number)
-
-
-def begun(log: SqlLog, number: int) -> bool:
     try:
-        log.begin(over(key()), f"run-{number}", {})
+        log.claim_jobs(over(key()), f"run-{number}", {})
     except FenceError:
-        return False
-    return True
+        return registered, False
+    return registered, True
 
 
 def test_of_many_processes_one_registers_a_name_and_one_begins_its_iteration(url):
-    told = at_once(contend, url, preload=["iscp_dagster.joblog"])
-    assert [registered for registered, _ in told].count(True) == 1, told
-    assert [claimed for _, claimed in told].count(True) == 1, told
-    winner = [claimed for _, claimed in told].index(True)
+    registered, claimed = zip(*at_once(contend, url, preload=["iscp_dagster.joblog"]), strict=True)
+    assert (registered.count(True), claimed.count(True)) == (1, 1)
+    winner = claimed.index(True)
     (job,) = SqlLog(url).list_jobs()
     assert (job.state, job.run_id) == (JobState.RUNNING, f"run-{winner}")
 

@@ -4,25 +4,22 @@ from dataclasses import replace
 
 import pytest
 
-from iscp_dagster.joblog.results import Interruption
+from iscp_dagster.joblog.results import SpecUpdateResult
 from iscp_dagster.joblog.updates import SpecUpdate
-from iscp_dagster.model.errors import (
-    ConfigError,
-    FenceError,
-    TableGoneError,
-)
+from iscp_dagster.model.errors import ConfigError, FenceError, TableGoneError
 from iscp_dagster.model.jobs import NewJob
 from iscp_dagster.model.moment import START
 from iscp_dagster.model.states import Event, JobState
 from iscp_dagster.planning.triggers.plan import plan_iterations
+from support.errors import raises_naming
 from support.jobs.log_rows import LAYOUT, add, at, complete, fail, key, moment, name, over, spec
 
 
 def test_a_new_spec_is_kept_and_the_run_that_holds_the_job_goes_on(log):
     add(log, key())
-    (claim,) = log.begin(over(key()), "run-1", LAYOUT)
-    assert log.update("acme", name(), SpecUpdate(priority=5)) == Interruption(changed=True)
-    assert log.update("acme", name(), SpecUpdate(priority=5)) == Interruption()
+    (claim,) = log.claim_jobs(over(key()), "run-1", LAYOUT)
+    assert log.update("acme", name(), SpecUpdate(priority=5)) == SpecUpdateResult(changed=True)
+    assert log.update("acme", name(), SpecUpdate(priority=5)) == SpecUpdateResult()
     assert log.find_job(key()).priority == 5
     complete(log, claim, moment(5), {})
     assert log.find_job(key()).watermark == moment(5)
@@ -30,13 +27,13 @@ def test_a_new_spec_is_kept_and_the_run_that_holds_the_job_goes_on(log):
 
 def test_an_interruption_cancels_what_is_queued_or_runs_and_names_its_runs(log):
     add(log, key("a"), key("b"), key("c"))
-    (claim,) = log.begin(over(key("a")), "run-1", LAYOUT)
+    (claim,) = log.claim_jobs(over(key("a")), "run-1", LAYOUT)
     log.enqueue(over(key("b")), "ticket")
-    done = [log.update("acme", name(j), SpecUpdate(priority=5), interrupt=True) for j in "abc"]
-    assert done == [
-        Interruption(keys=(key("a"),), runs=frozenset({"run-1"}), changed=True),
-        Interruption(keys=(key("b"),), runs=frozenset({"ticket"}), changed=True),
-        Interruption(changed=True),
+    results = [log.update("acme", name(j), SpecUpdate(priority=5), interrupt=True) for j in "abc"]
+    assert results == [
+        SpecUpdateResult(keys=(key("a"),), runs=frozenset({"run-1"}), changed=True),
+        SpecUpdateResult(keys=(key("b"),), runs=frozenset({"ticket"}), changed=True),
+        SpecUpdateResult(changed=True),
     ]
     assert [job.state.label for job in log.list_jobs()] == ["canceled", "canceled", "completed"]
     with pytest.raises(FenceError):
@@ -45,24 +42,26 @@ def test_an_interruption_cancels_what_is_queued_or_runs_and_names_its_runs(log):
 
 def test_a_new_spec_ends_an_error_but_not_of_a_job_whose_table_is_gone(log):
     add(log, key("broken"), key("gone", table_id="t-2"))
-    (claim,) = log.begin(over(key("broken")), "run-1", LAYOUT)
+    (claim,) = log.claim_jobs(over(key("broken")), "run-1", LAYOUT)
     fail(log, claim, 10_300, "no such type")
     log.mark_stranded("t-2", TableGoneError.code, "dropped")
     for job in ("broken", "gone"):
-        assert log.update("acme", name(job), SpecUpdate(priority=5)) == Interruption(changed=True)
+        assert log.update("acme", name(job), SpecUpdate(priority=5)) == SpecUpdateResult(
+            changed=True
+        )
     broken, gone = (log.find_job(key("broken")), log.find_job(key("gone", table_id="t-2")))
     assert (broken.state, broken.priority) == (JobState.COMPLETED, 5)
     assert (broken.status.code, broken.batch) == (0, None)
     assert (gone.state, gone.priority) == (JobState.ERROR, 5)
-    told = [each.event for each in log.read_history(name=name("broken"))]
-    assert told == [Event.REGISTER, Event.START, Event.FAIL_PERMANENT, Event.REPAIR, Event.UPDATE]
+    events = [each.event for each in log.read_history(name=name("broken"))]
+    assert events == [Event.REGISTER, Event.START, Event.FAIL_PERMANENT, Event.REPAIR, Event.UPDATE]
 
 
-def failed_eight_times(log):
+def fail_eight_times(log):
     """Add a job; fail it eight times in a row, which makes it wait ten minutes."""
     add(log, key())
     for attempt in range(8):
-        (claim,) = log.begin(over(key()), f"run-{attempt}", LAYOUT)
+        (claim,) = log.claim_jobs(over(key()), f"run-{attempt}", LAYOUT)
         fail(log, claim, 1_100, "ClickHouse is away")
     assert log.find_job(key()).status.attempts == 8
 
@@ -74,9 +73,9 @@ def failed_eight_times(log):
     ids=["trigger", "detail", "consumer"],
 )
 def test_a_new_spec_starts_with_fresh_attempts(log, change, interrupt):
-    failed_eight_times(log)
-    done = log.update("acme", name(), change, interrupt=interrupt)
-    assert done == Interruption(changed=True)
+    fail_eight_times(log)
+    result = log.update("acme", name(), change, interrupt=interrupt)
+    assert result == SpecUpdateResult(changed=True)
     job = log.find_job(key())
     assert (job.status.attempts, job.status.code) == (0, 1_100)
     assert plan_iterations([job], moment(5), job.status.end_at)
@@ -84,24 +83,29 @@ def test_a_new_spec_starts_with_fresh_attempts(log, change, interrupt):
 
 
 def test_an_interruption_without_a_new_spec_ends_the_wait_too(log):
-    failed_eight_times(log)
-    assert log.update("acme", name(), SpecUpdate()) == Interruption()
+    fail_eight_times(log)
+    assert log.update("acme", name(), SpecUpdate()) == SpecUpdateResult()
     assert log.find_job(key()).status.attempts == 8
-    assert log.update("acme", name(), SpecUpdate(), interrupt=True) == Interruption(changed=True)
+    assert log.update("acme", name(), SpecUpdate(), interrupt=True) == SpecUpdateResult(
+        changed=True
+    )
     assert log.find_job(key()).status.attempts == 0
 
 
-def test_a_resumed_job_does_not_wait_for_what_failed_before_the_pause(log):
-    failed_eight_times(log)
+def resume(log):
     log.pause("acme", name())
     log.resume("acme", name())
-    assert log.find_job(key()).status.attempts == 0
 
 
-def test_an_interrupted_iteration_leaves_the_new_spec_no_wait(log):
-    failed_eight_times(log)
-    log.begin(over(key()), "run-9", LAYOUT)
+def interrupt_run(log):
+    log.claim_jobs(over(key()), "run-9", LAYOUT)
     log.update("acme", name(), SpecUpdate(priority=5), interrupt=True)
+
+
+@pytest.mark.parametrize("change", [resume, interrupt_run])
+def test_a_resumed_or_interrupted_job_does_not_wait_for_what_failed_before(log, change):
+    fail_eight_times(log)
+    change(log)
     assert log.find_job(key()).status.attempts == 0
 
 
@@ -113,7 +117,7 @@ def test_a_job_that_is_not_there_is_not_updated_paused_or_resumed(log):
 
 def test_another_consumer_gets_all_rows_anew(log):
     at(log, 5, key("rests"), key("runs"))
-    (claim,) = log.begin(over(key("runs"), start=5, to=9), "run-1", LAYOUT)
+    (claim,) = log.claim_jobs(over(key("runs"), start=5, to=9), "run-1", LAYOUT)
     for job in ("rests", "runs"):
         log.update("acme", name(job), SpecUpdate(columns=("b",)))
     assert log.find_job(key("rests")).watermark == START
@@ -141,7 +145,7 @@ def test_what_is_registered_for_all_is_kept_once(log):
         (name("a"), spec("a", priority=3)),
         (name("b"), spec("b")),
     ]
-    assert log.update(None, name("b"), SpecUpdate(priority=5)) == Interruption(changed=True)
+    assert log.update(None, name("b"), SpecUpdate(priority=5)) == SpecUpdateResult(changed=True)
     assert log.list_standing()[name("b")] == spec("b", priority=5)
     assert log.unregister(None, name("a"))
     assert not log.unregister(None, name("a"))
@@ -170,11 +174,11 @@ def test_for_all_is_every_tenants_job_and_what_stands(log):
     assert log.register_standing(name("a"), spec("a"), rows)
 
 
-def wish(tenant, **consumer):
-    asked = spec("index")
-    info = replace(asked.detail.consumer, **{"type": "mirror", **consumer})
-    changed = replace(asked, detail=replace(asked.detail, consumer=info))
-    return NewJob(tenant=tenant, name=name("index"), table_id="t-1", spec=changed)
+def new_job(tenant, **consumer):
+    job_spec = spec("index")
+    info = replace(job_spec.detail.consumer, **{"type": "mirror", **consumer})
+    job_spec = replace(job_spec, detail=replace(job_spec.detail, consumer=info))
+    return NewJob(tenant=tenant, name=name("index"), table_id="t-1", spec=job_spec)
 
 
 def consumers(log):
@@ -182,53 +186,53 @@ def consumers(log):
 
 
 def test_the_tenants_of_an_index_have_one_consumer(log):
-    first = wish("a", columns=("x",))
+    first = new_job("a", columns=("x",))
     assert log.register_many([first]) == 1
-    assert log.register_many([wish("b", columns=("y",))]) == 1
-    with pytest.raises(ConfigError, match="a mirror index of columns x, not a mirror index of col"):
-        log.register_many([wish("c"), wish("d", columns=("y",))], adopt=False)
-    with pytest.raises(ConfigError, match="not a text index"):
-        log.register_standing(name("index"), wish("a", type="text").spec)
+    assert log.register_many([new_job("b", columns=("y",))]) == 1
+    with raises_naming(ConfigError, "docs.symbols/index", "mirror", "x", "y"):
+        log.register_many([new_job("c", columns=("y",))], adopt=False)
+    with raises_naming(ConfigError, "docs.symbols/index", "mirror", "text"):
+        log.register_standing(name("index"), new_job("a", type="text").spec)
     assert log.list_standing() == {}
     # An existing consumer stays the same, whatever is asked.
-    assert log.register_many([wish("a", columns=("y",))], adopt=False) == 0
+    assert log.register_many([new_job("a", columns=("y",))], adopt=False) == 0
     assert consumers(log) == dict.fromkeys("ab", first.spec.detail.consumer)
-    with pytest.raises(ConfigError, match="for all of them: use --tenant"):
+    with raises_naming(ConfigError, "docs.symbols/index", "--tenant '*'"):
         log.update("a", name("index"), SpecUpdate(columns=("y",)))
     assert log.update(None, name("index"), SpecUpdate(columns=("y",))).changed
     other = replace(first.spec.detail.consumer, columns=("y",), generation=1)
-    assert log.register_many([wish("c", columns=("y",))], adopt=False) == 1
+    assert log.register_many([new_job("c", columns=("y",))], adopt=False) == 1
     assert consumers(log) == dict.fromkeys("abc", other)
 
 
 def test_one_tenant_alone_may_have_another_consumer(log):
-    log.register_many([wish("a"), wish("b")])
+    log.register_many([new_job("a"), new_job("b")])
     log.unregister("b", name("index"))
     assert log.update("a", name("index"), SpecUpdate(columns=("y",))).changed
     assert consumers(log)["a"].generation == 1
     log.unregister("a", name("index"))
     # The tables of dropped jobs exist for another day.
-    assert log.register_many([wish("b", columns=("z",))], adopt=False) == 1
-    assert consumers(log) == {"b": wish("b", columns=("z",), generation=2).spec.detail.consumer}
+    assert log.register_many([new_job("b", columns=("z",))], adopt=False) == 1
+    assert consumers(log) == {"b": new_job("b", columns=("z",), generation=2).spec.detail.consumer}
 
 
 def test_consumers_of_the_users_own_differ_by_tenant(log):
-    log.register_many([wish("a", type="my:Own"), wish("b", type="my:Own")])
+    log.register_many([new_job("a", type="my:Own"), new_job("b", type="my:Own")])
     assert log.update("a", name("index"), SpecUpdate(columns=("y",))).changed
     assert [each.columns for each in consumers(log).values()] == [("y",), ("a",)]
 
 
 def test_a_tenant_that_comes_has_what_stands_at_that_moment(log):
-    assert log.register_standing(name("index"), wish("a").spec, [wish("a")])
+    assert log.register_standing(name("index"), new_job("a").spec, [new_job("a")])
     log.update(None, name("index"), SpecUpdate(columns=("y",), priority=4))
-    assert log.register_many([wish("b")], revive=False) == 1
+    assert log.register_many([new_job("b")], revive=False) == 1
     first, second = log.list_jobs(name=name("index"))
     assert first.spec == second.spec == log.list_standing()[name("index")]
     assert (second.spec.detail.consumer.generation, second.priority) == (1, 4)
 
 
 def test_what_is_declared_stands_once_it_was_changed_for_all(log):
-    declared = wish("a").spec
+    declared = new_job("a").spec
     assert log.update(None, name("index"), SpecUpdate(priority=4), declared=declared).changed
     assert log.list_standing()[name("index")] == SpecUpdate(priority=4).apply_to(declared)
     assert not log.update(None, name("index"), SpecUpdate(priority=4), declared=declared).changed
@@ -236,9 +240,9 @@ def test_what_is_declared_stands_once_it_was_changed_for_all(log):
 
 def test_tenants_that_lack_rows_of_their_consumer_are_known(log):
     at(log, 5, key("index"), key("index", tenant="b"))
-    log.register_many([wish("c")])
+    log.register_many([new_job("c")])
     assert log.find_unbuilt_tenants(name("index")) == {"c"}
-    log.begin(over(key("index"), start=5, to=9), "run-1", LAYOUT)
+    log.claim_jobs(over(key("index"), start=5, to=9), "run-1", LAYOUT)
     log.update(None, name("index"), SpecUpdate(rebuild=True))
     assert log.find_unbuilt_tenants(name("index")) == {key("index").tenant, "b", "c"}
     assert log.find_unbuilt_tenants(name("other")) == frozenset()
@@ -248,14 +252,14 @@ def test_tenants_that_lack_rows_of_their_consumer_are_known(log):
 
 def test_a_job_is_rebuilt_after_what_runs_and_at_once_where_nothing_does(log):
     at(log, 5, key("rests"), key("runs"), key("waits"))
-    (claim,) = log.begin(over(key("runs"), start=5, to=7), "run-1", LAYOUT)
+    (claim,) = log.claim_jobs(over(key("runs"), start=5, to=7), "run-1", LAYOUT)
     log.enqueue(over(key("waits"), start=5, to=7), "run-2")
     keys = (key("rests"), key("runs"), key("waits"))
     assert log.rebuild([*keys, key("other")]) == tuple(sorted(keys))
-    stand = {k.job_name: log.find_job(k).watermark.version for k in keys}
-    assert stand == {"rests": -1, "runs": 5, "waits": -1}
-    with pytest.raises(FenceError, match="is at version -1"):
-        log.begin(over(key("waits"), start=5, to=7), "run-2", LAYOUT)
+    versions = {k.job_name: log.find_job(k).watermark.version for k in keys}
+    assert versions == {"rests": -1, "runs": 5, "waits": -1}
+    with raises_naming(FenceError, "'waits'", -1, 5):
+        log.claim_jobs(over(key("waits"), start=5, to=7), "run-2", LAYOUT)
     complete(log, claim, moment(7), {})
     assert log.find_job(key("runs")).watermark == START
 
@@ -269,11 +273,11 @@ def test_another_consumer_of_a_queued_job_gets_all_rows_too(log):
 
 def test_jobs_of_a_table_that_is_gone_are_stopped_whatever_they_do(log):
     add(log, key("a"), key("b"), key("c", table_id="t-2"))
-    (claim,) = log.begin(over(key("a")), "run-1", LAYOUT)
+    (claim,) = log.claim_jobs(over(key("a")), "run-1", LAYOUT)
     assert log.mark_stranded("t-1", 10_220, "gone") == (key("a"), key("b"))
     assert log.mark_stranded("t-1", 10_220, "gone") == ()
-    found = {job.key.job_name: (job.state.label, job.status.code) for job in log.list_jobs()}
-    assert found == {"a": ("error", 10_220), "b": ("error", 10_220), "c": ("completed", 0)}
+    states = {job.key.job_name: (job.state.label, job.status.code) for job in log.list_jobs()}
+    assert states == {"a": ("error", 10_220), "b": ("error", 10_220), "c": ("completed", 0)}
     with pytest.raises(FenceError):
         complete(log, claim, moment(5), {})
 
@@ -289,26 +293,20 @@ def test_jobs_are_carried_over_to_the_table_that_took_their_tables_place(log):
     log.register("acme", name("b"), "t-2", spec("b", priority=3))
     assert log.migrate_jobs("t-1", "t-2") == (new[0], new[2])
     assert log.migrate_jobs("t-1", "t-2") == ()
-    held = {job.key: job for job in log.list_jobs()}
-    assert set(held) == {*new, key("other", table_id="t-3")}
-    found = [held[each] for each in new]
-    assert [(job.priority, job.watermark, job.state.label) for job in found] == [
-        (7, START, "completed"),
-        (3, START, "completed"),
-        (0, START, "completed"),
-    ]
-    told = [each.event for each in log.read_history(name=name("c"))]
-    assert told == [Event.REGISTER, Event.STRAND, Event.REGISTER, Event.UNREGISTER]
+    jobs = {job.key: job for job in log.list_jobs()}
+    assert set(jobs) == {*new, key("other", table_id="t-3")}
+    assert [jobs[each].priority for each in new] == [7, 3, 0]
+    states = {(jobs[each].watermark, jobs[each].state.label) for each in new}
+    assert states == {(START, "completed")}
+    events = [each.event for each in log.read_history(name=name("c"))]
+    assert events == [Event.REGISTER, Event.STRAND, Event.REGISTER, Event.UNREGISTER]
 
 
 def test_a_paused_job_is_carried_over_paused_and_loses_its_run(log):
     add(log, key("a"), key("b"))
     log.pause("acme", name("a"))
-    (claim,) = log.begin(over(key("b")), "run-1", LAYOUT)
+    (claim,) = log.claim_jobs(over(key("b")), "run-1", LAYOUT)
     assert len(log.migrate_jobs("t-1", "t-2")) == 2
-    assert {job.key.job_name: bool(job.paused_at) for job in log.list_jobs()} == {
-        "a": True,
-        "b": False,
-    }
+    assert [job.key.job_name for job in log.list_jobs() if job.paused_at] == ["a"]
     with pytest.raises(FenceError):
         complete(log, claim, moment(5), {})

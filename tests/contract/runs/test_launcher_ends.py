@@ -7,7 +7,7 @@ from dagster import DagsterInstance, DagsterRun, DagsterRunStatus
 from dagster._core.errors import DagsterUserCodeUnreachableError
 from dagster._core.test_utils import create_run_for_test
 
-from iscp_dagster.runs.known_runs import BY_HAND_TAG, DISPATCH_TAG, mark_by_hand
+from iscp_dagster.runs.known_runs import BY_HAND_TAG, DISPATCH_TAG, tag_if_by_hand
 from iscp_dagster.runs.launcher import WarmRunLauncher
 from iscp_dagster.runs.socket_path import RunServerAddress
 
@@ -70,6 +70,6 @@ def test_a_process_that_watches_no_runs_interrupts_none(instance, launcher):
 def test_a_run_by_hand_is_marked_and_one_of_the_runner_is_not(instance):
     runs = run_of(instance, {}), run_of(instance, DISPATCHED)
     for run in runs:
-        mark_by_hand(instance, run)
+        tag_if_by_hand(instance, run)
     marked = [BY_HAND_TAG in instance.get_run_by_id(run.run_id).tags for run in runs]
     assert marked == [True, False]

@@ -4,13 +4,11 @@ import json
 
 from starlette.testclient import TestClient
 
-from iscp_dagster.clickhouse.connect.endpoint import Endpoint
 from iscp_dagster.model.declared.images import ChangeKind
 from iscp_dagster.serve.access import FileAccess
 from iscp_dagster.serve.web import graphiql
 from iscp_dagster.serve.web.app import create_app
-from support.live.changes_index import ImageTable, reach, register
-from support.live.subscription_server import BIG, serving
+from support.live.subscription_server import BIG
 from support.services.stack import wait_for
 
 BROWSER = {"Accept": "text/html,application/xhtml+xml,application/xml;q=0.9,*/*;q=0.8"}
@@ -27,20 +25,20 @@ def test_a_browser_sees_the_editor_where_programs_ask_queries(shop_client):
         assert shop_client.get(f"/graphql/graphiql/{name}").status_code == 200
     for name in ("other.js", "..%2F..%2Findex.html", "%2Fetc%2Fpasswd"):
         assert shop_client.get(f"/graphql/graphiql/{name}").status_code == 404
-    asked = {"query": "{ _tables }"}
-    found = shop_client.get(
-        "/graphql", params=asked, headers={**BROWSER, "Authorization": "Bearer of-both"}
+    query = {"query": "{ _tables }"}
+    answer = shop_client.get(
+        "/graphql", params=query, headers={**BROWSER, "Authorization": "Bearer of-both"}
     )
-    assert "shop_tickets" in found.json()["data"]["_tables"]
+    assert "shop_tickets" in answer.json()["data"]["_tables"]
     assert shop_client.get("/graphql", headers={"Accept": "*/*"}).status_code == 401
 
 
 def test_pages_of_other_sites_are_not_led_to_the_editor(shop):
-    sent = {**BROWSER, "Sec-Fetch-Site": "cross-site"}
-    assert shop.client().get("/graphql", headers=sent).status_code == 403
+    headers = {**BROWSER, "Sec-Fetch-Site": "cross-site"}
+    assert shop.client().get("/graphql", headers=headers).status_code == 403
 
 
-def test_without_its_files_the_page_says_what_to_install(shop, monkeypatch):
+def test_without_its_files_the_page_names_the_extra_to_install(shop, monkeypatch):
     monkeypatch.setattr(graphiql, "find_spec", lambda _name: None)
     client = TestClient(create_app(shop.settings()))
     page = client.get("/graphql", headers=BROWSER)
@@ -56,30 +54,23 @@ def write(browser, query):
     wait_for(lambda: '"operationName":"Followed"' in (browser.evaluate(kept) or ""), 10)
 
 
-def test_the_editor_asks_and_subscribes(clickhouse_url, log, browser):
-    images = ImageTable(Endpoint.parse(clickhouse_url), "live")
-    register(log, "acme")
-    images.begin("acme", 10, [(1, 25)])
-    reach(log, 10, "acme")
-    with serving(log, images.endpoint) as running:
-        url = f"http://127.0.0.1:{running.port}/graphql"
-        browser.read(url, lambda text: "_tables" in text)
+def test_the_editor_asks_and_subscribes(table, browser):
+    with table.serve() as served:
+        browser.read(f"http://127.0.0.1:{served.port}/graphql", lambda text: "_tables" in text)
         browser.evaluate(ASK)
         browser.wait(lambda text: f'"{BIG}"' in text)
         write(browser, SUBSCRIPTION)
         browser.evaluate(ASK)
         browser.wait(lambda text: '"INSERT"' in text)
-        images.write("acme", [(11, 0, 1, ChangeKind.UPDATE, 25, 26)])
-        reach(log, 11, "acme")
+        table.change("acme", (1, ChangeKind.UPDATE, 10, 26))
         browser.wait(lambda text: '"UPDATE"' in text)
     assert browser.errors == []
 
 
-def test_the_editor_takes_a_token(clickhouse_url, log, browser, tmp_path):
-    images = ImageTable(Endpoint.parse(clickhouse_url), "live")
+def test_the_editor_takes_a_token(table, browser, tmp_path):
     (tmp_path / "tokens.json").write_text('{"of-acme": ["acme"]}')
-    with serving(log, images.endpoint, access=FileAccess(tmp_path / "tokens.json")) as running:
-        browser.read(f"http://127.0.0.1:{running.port}/graphql", lambda text: '"Bearer "' in text)
+    with table.serve(access=FileAccess(tmp_path / "tokens.json")) as served:
+        browser.read(f"http://127.0.0.1:{served.port}/graphql", lambda text: '"Bearer "' in text)
         browser.evaluate(ASK)
         browser.wait(lambda text: "UNAUTHENTICATED" in text)
         shown = "document.querySelector('.graphiql-editor-tool :not(.hidden) > .CodeMirror')"

@@ -1,15 +1,13 @@
 """Indexes of other forms: over several shards, of a view's changes, with binary columns."""
 
-import itertools
-
 import pyarrow as pa
 import pytest
 from deltalake import write_deltalake
 from starlette.testclient import TestClient
 
 from iscp_dagster import Changes, FullText, Mirror, SourceTable, Vector
-from iscp_dagster.clickhouse.connect.endpoint import Endpoint
-from iscp_dagster.clickhouse.tables.ddl import IndexTable
+from iscp_dagster.clickhouse.connect.endpoint import ClickHouseEndpoint
+from iscp_dagster.clickhouse.tables.ddl import IndexShape
 from iscp_dagster.model.declared.images import IMAGE_FIELDS
 from iscp_dagster.model.declared.schema import DeltaField, Primitive
 from iscp_dagster.model.declared.tables import expand_shards
@@ -21,6 +19,7 @@ from iscp_dagster.serve.live.positions import ChangePosition
 from iscp_dagster.serve.live.row_changes import ChangeFilter
 from iscp_dagster.serve.live.service import build_image_reader
 from iscp_dagster.serve.web.app import GraphQLServerSettings, create_app
+from support.errors import assert_names
 from support.lake.shop_indexes import Shop, ask
 from support.live.changes_index import ImageTable
 
@@ -39,10 +38,14 @@ def client_of(load):
     )
 
 
+def serve_tables(tables, endpoints):
+    return client_of(lambda: read_catalog(tables, endpoints, lambda *_: ()))
+
+
 @pytest.fixture(scope="module")
 def sharded(clickhouse_url):
     """Spread a table over two databases of one server, and fill both by hand."""
-    shards = [Endpoint.parse(f"{clickhouse_url}/?database=serve{n}") for n in range(2)]
+    shards = [ClickHouseEndpoint.parse(f"{clickhouse_url}/?database=serve{n}") for n in range(2)]
     by = {"hash_function": "cityHash64", "key": ["id"]}
     kinds = [
         Mirror(sharding=by),
@@ -57,21 +60,19 @@ def sharded(clickhouse_url):
         client.command(f"CREATE TABLE serve{shard}.held ({columns}) ENGINE = MergeTree ORDER BY id")
         rows = [
             (n, f"word {n}", [None, float("nan"), n / 2][n % 3], [1.0, float(n)])
-            for n in range(20)
-            if n % 2 == shard
+            for n in range(shard, 20, 2)
         ]
         client.insert(f"serve{shard}.held", rows)
-        for view in ("mirror", "text"):
+        for view in ("mirror", "text", "vector"):
             client.command(
                 f"CREATE VIEW serve{shard}.items_{view} AS SELECT * FROM serve{shard}.held"
             )
-        client.command(f"CREATE VIEW serve{shard}.items_vector AS SELECT * FROM serve{shard}.held")
         distance = "cosineDistance(v, {query:Array(Float32)})"
         client.command(
             f"CREATE VIEW serve{shard}.items_vector_nearest AS SELECT *, {distance} AS distance "
             f"FROM serve{shard}.held ORDER BY distance LIMIT {{k:UInt32}}"
         )
-    return client_of(lambda: read_catalog([source], shards, lambda *_: ()))
+    return serve_tables([source], shards)
 
 
 @pytest.mark.parametrize(
@@ -92,10 +93,8 @@ def test_a_sharded_index_is_read_from_all_shards_in_one_order(sharded, page, ids
 
 
 def test_words_and_neighbours_of_all_shards(sharded):
-    query = (
-        '{ far_items_text(words: "word 7") { id } far_items_vector(near: [1, 6], limit: 3) { id } }'
-    )
-    data = ask(sharded, query, "default")["data"]
+    words, near = 'far_items_text(words: "word 7")', "far_items_vector(near: [1, 6], limit: 3)"
+    data = ask(sharded, f"{{ {words} {{ id }} {near} {{ id }} }}", "default")["data"]
     assert data["far_items_text"] == [{"id": "7"}]
     assert [row["id"] for row in data["far_items_vector"]] == ["6", "7", "5"]
 
@@ -107,92 +106,92 @@ def test_a_table_without_tenants_is_of_the_default_tenant(sharded):
 
 
 def test_the_rows_of_a_view_are_the_last_images_of_its_changes(clickhouse_url):
-    trades = ImageTable(Endpoint.parse(clickhouse_url), "folded")
+    trades = ImageTable(ClickHouseEndpoint.parse(clickhouse_url), "folded")
     trades.begin("a", 3, [(1, 10), (2, 20)])
     trades.begin("b", 2, [(1, 7)])
     trades.write("a", [(4, 0, 1, 2, 10, 11), (4, 1, 2, 3, 20, None), (5, 0, 3, 1, None, 30)])
     trades.write("a", [(6, 0, 2, 1, None, 21), (6, 1, 3, 2, 30, 31)])
-    client = client_of(lambda: read_catalog([trades.source], [trades.endpoint], lambda *_: ()))
+    client = serve_tables([trades.source], [trades.endpoint])
 
-    def asked(token, where="{}"):
+    def read(token, where="{}"):
         query = f"{{ folded_big(where: {where}) {{ tenant id value }} }}"
         return [tuple(row.values()) for row in ask(client, query, token)["data"]["folded_big"]]
 
     of_a = [("a", 1, 11), ("a", 2, 21), ("a", 3, 31)]
-    assert asked("a") == of_a
-    assert asked("both") == [*of_a, ("b", 1, 7)]
-    # A value that a row had before is no value of the row.
-    assert asked("both", "{value: {_in: [10, 20, 30]}}") == []
-    assert asked("both", "{value: {_gt: 20}}") == of_a[1:]
+    assert read("a") == of_a
+    assert read("both") == [*of_a, ("b", 1, 7)]
+    # Conditions are about the present value, not about earlier ones.
+    assert read("both", "{value: {_in: [10, 20, 30]}}") == []
+    assert read("both", "{value: {_gt: 20}}") == of_a[1:]
 
 
 def test_numbers_name_tenants_by_their_own_text_alone(clickhouse_url):
-    endpoint = Endpoint.parse(clickhouse_url)
+    endpoint = ClickHouseEndpoint.parse(clickhouse_url)
     endpoint.get_client().command("CREATE DATABASE IF NOT EXISTS numbered")
     endpoint.get_client().command(
         "CREATE VIEW numbered.t_mirror AS SELECT toInt32(number) AS n, toInt64(1) AS id "
         "FROM numbers(10)"
     )
     source = SourceTable("numbered.t", key="id", tenant="n", indexes=[Mirror()])
-    client = client_of(lambda: read_catalog([source], [endpoint], lambda *_: ()))
+    client = serve_tables([source], [endpoint])
     assert ask(client, "{ numbered_t { n } }", "seven")["data"]["numbered_t"] == [{"n": 7}]
 
 
 def test_binary_columns_are_those_of_the_delta_table(clickhouse_url, tmp_path):
-    endpoint = Endpoint.parse(clickhouse_url)
+    endpoint = ClickHouseEndpoint.parse(clickhouse_url)
     shop = Shop(endpoint, indexes=(Mirror(),))
     shop.build(Mirror())
-    looks = itertools.count()
+    name = f"{shop.database}_tickets"
     loader = CatalogLoader(tables=[shop.source], endpoints=[endpoint], lake=str(tmp_path))
-    found = loader()
-    assert (found.queries, found.unbuilt) == ({}, {f"{shop.database}_tickets"})
-    assert "Delta log cannot be read now" in found.notes[0]
-    assert str(tmp_path) not in found.notes[0]
-    names = pa.schema([("customer", pa.string()), ("photo", pa.binary()), ("body", pa.string())])
+    catalog = loader()
+    assert (catalog.queries, catalog.unbuilt) == ({}, {name})
+    assert_names(catalog.notes[0], name, "Delta log")
+    assert str(tmp_path) not in catalog.notes[0]
+    schema = pa.schema([("customer", pa.string()), ("photo", pa.binary()), ("body", pa.string())])
     path = tmp_path / shop.database / "tickets"
-    write_deltalake(path, names.empty_table(), partition_by=["customer"])
-    columns = loader().queries[f"{shop.database}_tickets"].by_field
+    write_deltalake(path, schema.empty_table(), partition_by=["customer"])
+    columns = loader().queries[name].by_field
     assert columns["photo"].scalar.name == "Bytes"
     assert columns["body"].scalar.name == "String"
     # It is not read again while the columns stay.
-    path.rename(tmp_path / f"gone{next(looks)}")
-    assert loader().queries[f"{shop.database}_tickets"].by_field == columns
+    path.rename(tmp_path / "elsewhere")
+    assert loader().queries[name].by_field == columns
 
 
 def test_null_parts_are_answered_as_the_index_has_them(clickhouse_url):
     rules = {rule: Mirror(name=rule, nulls=rule) for rule in ("empty", "flag", "json")}
-    shop = Shop(Endpoint.parse(clickhouse_url), indexes=tuple(rules.values()))
+    shop = Shop(ClickHouseEndpoint.parse(clickhouse_url), indexes=tuple(rules.values()))
     vectors = [None, [], [0.5, 1.0]]
     rows = [("acme", n, "x", "1.50", 0, 0.5, None, v) for n, v in enumerate(vectors)]
     for index in rules.values():
         shop.build(index, rows)
 
-    def asked(rule, fields, where="{}"):
+    def read(rule, fields, where="{}"):
         query = f"{{ {shop.database}_tickets_{rule}(where: {where}) {{ {fields} }} }}"
         answer = ask(shop.client(), query)
         assert "errors" not in answer, answer
-        (found,) = answer["data"].values()
-        return [tuple(row.values()) for row in found]
+        (rows,) = answer["data"].values()
+        return [tuple(row.values()) for row in rows]
 
-    assert asked("empty", "v") == [([],), ([],), ([0.5, 1.0],)]
-    assert asked("flag", "v v_is_null") == [([], True), ([], False), ([0.5, 1.0], False)]
-    assert asked("flag", "id", "{v_is_null: {_eq: true}}") == [("0",)]
-    assert asked("json", "v") == [(None,), ("[]",), ("[0.5,1.0]",)]
-    assert asked("json", "id", "{v: {_is_null: true}}") == [("0",)]
+    assert read("empty", "v") == [([],), ([],), ([0.5, 1.0],)]
+    assert read("flag", "v v_is_null") == [([], True), ([], False), ([0.5, 1.0], False)]
+    assert read("flag", "id", "{v_is_null: {_eq: true}}") == [("0",)]
+    assert read("json", "v") == [(None,), ("[]",), ("[0.5,1.0]",)]
+    assert read("json", "id", "{v: {_is_null: true}}") == [("0",)]
 
 
 def test_a_second_column_of_one_name_in_graphql_is_left_out_alone(clickhouse_url):
-    """Conditions, changes and other tables go on; a subscriber hears of what it can see."""
-    endpoint = Endpoint.parse(clickhouse_url)
+    """Conditions, changes and other tables work; a subscriber gets the changes that it can see."""
+    endpoint = ClickHouseEndpoint.parse(clickhouse_url)
     names = ("id", "größe", "grüße")
     fields = [DeltaField(name=name, type=Primitive("integer")) for name in names]
     source = SourceTable("umlaute.t", key="id", indexes=[Mirror(), Changes()])
-    mirror, changes = (
-        IndexTable(source=source, index=index, fields=more)
-        for index, more in zip(source.indexes, (fields, [*fields, *IMAGE_FIELDS]), strict=True)
-    )
+    mirror, changes = shapes = [
+        IndexShape(source=source, index=index, fields=columns)
+        for index, columns in zip(source.indexes, (fields, [*fields, *IMAGE_FIELDS]), strict=True)
+    ]
     client = endpoint.get_client()
-    for shape in (mirror, changes):
+    for shape in shapes:
         for statement in (*shape.render_create_statements(), *shape.render_view_statements()):
             client.command(statement)
     client.command(
@@ -207,36 +206,31 @@ def test_a_second_column_of_one_name_in_graphql_is_left_out_alone(clickhouse_url
     client.insert(changes.qualify_name(changes.rows), images, column_names=columns)
     other = Shop(endpoint, indexes=(Mirror(),))
     other.build(other.indexes[0])
-    tables = [source, other.source]
-    held = read_catalog(tables, [endpoint], lambda *_: ())
-    (note,) = held.notes
-    assert note == (
-        "umlaute_t is without its column 'grüße': its name in GraphQL would be 'gr__e', which the "
-        "column 'größe' has. Rename one of them to see both."
-    )
-    asked = client_of(lambda: held)
-    told = '__type(name: "Query") { description }'
-    query = f"{{ umlaute_t(where: {{gr__e: {{_eq: 5}}}}) {{ id gr__e }} {told} }}"
-    answer = ask(asked, query, "default")
+    catalog = read_catalog([source, other.source], [endpoint], lambda *_: ())
+    (note,) = catalog.notes
+    assert_names(note, "umlaute_t", "grüße", "gr__e", "größe")
+    description = '__type(name: "Query") { description }'
+    query = f"{{ umlaute_t(where: {{gr__e: {{_eq: 5}}}}) {{ id gr__e }} {description} }}"
+    answer = ask(client_of(lambda: catalog), query, "default")
     assert "errors" not in answer, answer
     assert answer["data"]["umlaute_t"] == [{"id": 1, "gr__e": 5}]
-    assert "without its column 'grüße'" in answer["data"]["__type"]["description"]
-    assert f"{other.database}_tickets" in held.queries
-    served = held.changes["umlaute_t"]
+    assert note in answer["data"]["__type"]["description"]
+    assert f"{other.database}_tickets" in catalog.queries
+    served = catalog.changes["umlaute_t"]
     span = Span(
         tenant="default", after=ChangePosition.from_commit(1), upto=ChangePosition.from_commit(9)
     )
-    found = build_image_reader(served).read_changes([span], 9)
-    wanted = ChangeFilter(field_names={each.name: each.field for each in served.columns})
-    told = [wanted.build_message(stamped, "") for stamped in found.timed_changes]
-    assert [message and (message.operation, message.fields) for message in told] == [
+    page = build_image_reader(served).read_changes([span], 9)
+    changes = ChangeFilter(field_names={column.name: column.field for column in served.columns})
+    messages = [changes.build_message(timed_change, "") for timed_change in page.stamped_changes]
+    assert [message and (message.operation, message.fields) for message in messages] == [
         ("INSERT", ()),
         None,
         ("UPDATE", ("gr__e",)),
     ]
 
 
-KEPT = {
+VALUES = {
     # ClickHouse's type: a value in SQL, and in an answer
     "Bool": ("true", True),
     "Int8": ("-1", -1),
@@ -273,23 +267,23 @@ KEPT = {
 }
 
 
-def test_a_value_of_every_type_is_answered_in_its_scalars_form(clickhouse_url):
-    endpoint = Endpoint.parse(clickhouse_url)
+def test_a_value_of_every_type_has_the_form_of_its_scalar(clickhouse_url):
+    endpoint = ClickHouseEndpoint.parse(clickhouse_url)
     client = endpoint.get_client()
     client.command("CREATE DATABASE IF NOT EXISTS kept")
-    columns = ", ".join(f"c{number} {type_}" for number, type_ in enumerate(KEPT))
+    columns = ", ".join(f"c{number} {type_}" for number, type_ in enumerate(VALUES))
     settings = {"flatten_nested": 0, "allow_suspicious_low_cardinality_types": 1}
     client.command(
         f"CREATE TABLE kept.held (id Int8, {columns}) ENGINE = MergeTree ORDER BY id",
         settings=settings,
     )
-    values = ", ".join(value for value, _ in KEPT.values())
+    values = ", ".join(value for value, _ in VALUES.values())
     client.command(f"INSERT INTO kept.held SELECT 1, {values}")
     client.command("CREATE VIEW kept.all_mirror AS SELECT * FROM kept.held")
     source = SourceTable("kept.all", key="id", indexes=[Mirror()])
-    served = client_of(lambda: read_catalog([source], [endpoint], lambda *_: ()))
-    fields = " ".join(f"c{number}" for number in range(len(KEPT)))
+    served = serve_tables([source], [endpoint])
+    fields = " ".join(f"c{number}" for number in range(len(VALUES)))
     answer = ask(served, f"{{ kept_all {{ {fields} }} }}", "default")
     (row,) = answer["data"]["kept_all"]
-    for (type_, (_, expected)), found in zip(KEPT.items(), row.values(), strict=True):
-        assert found == expected, type_
+    for (type_, (_, expected)), value in zip(VALUES.items(), row.values(), strict=True):
+        assert value == expected, type_

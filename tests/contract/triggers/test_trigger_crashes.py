@@ -1,4 +1,4 @@
-"""A run that dies at any point of a trigger's transaction: nothing lost, nothing told twice."""
+"""A run that dies at any point of a trigger's transaction: no event is lost or sent twice."""
 
 import os
 from dataclasses import replace
@@ -24,25 +24,24 @@ class Fatal:
         self._inner, self._when, self._method = inner, when, method
 
     def __getattr__(self, name):
-        found = getattr(self._inner, name)
+        attribute = getattr(self._inner, name)
         if name != self._method:
-            return found
+            return attribute
 
-        def call(*values, **named):
-            if self._when == "before":
-                os._exit(DIED)
-            found(*values, **named)
+        def die(*values, **named):
+            if self._when == "after":
+                attribute(*values, **named)
             os._exit(DIED)
 
-        return call
+        return die
 
 
-def killed(alerts, point):
+def kill_run(alerts, point):
     """Have a process of its own begin the iteration and die at the point."""
     child = os.fork()
     if child == 0:
         try:
-            sink = alerts.begun(1, run="dead")
+            sink = alerts.begin_run(1, run="dead")
             retriever = alerts.retriever(sink, snapshot=False)
             consumer = alerts.consumer()
             method = point[1]
@@ -67,11 +66,11 @@ def killed(alerts, point):
     ],
     ids=" ".join,
 )
-def test_the_next_run_tells_what_the_dead_one_did_not(log, point):
+def test_the_next_run_gives_the_events_that_the_dead_one_did_not(log, point):
     alerts = Alerts(log, Trades(COMMITS))
     alerts.register("acme", "globex")
     alerts.iterate(0)
-    killed(alerts, point)
+    kill_run(alerts, point)
     committed = point == ("after", "commit")
     assert alerts.watermarks() == dict.fromkeys(["acme", "globex"], 1 if committed else 0)
     assert len(alerts.events()) == int(committed)

@@ -1,4 +1,6 @@
-"""An empty outbox on SQLite and on PostgreSQL."""
+"""An empty outbox on SQLite and on PostgreSQL, and an endpoint for processes of `iscp send`."""
+
+import os
 
 import pytest
 
@@ -18,8 +20,24 @@ def outbox(request, tmp_path, watch):
     url = f"sqlite:///{tmp_path}/log.db"
     if request.param == "postgresql":
         url = request.getfixturevalue("postgres")
-    made = Outbox(open_engine(url), clock=watch)
-    made.ensure()
-    yield made
-    METADATA.drop_all(made.engine)
-    made.engine.dispose()
+    outbox = Outbox(open_engine(url), clock=watch)
+    outbox.ensure()
+    yield outbox
+    METADATA.drop_all(outbox.engine)
+    outbox.engine.dispose()
+
+
+@pytest.fixture
+def declare_endpoint(tmp_path):
+    """Give a function that declares the endpoint `alerts`, and returns options for `iscp send`."""
+
+    def declare(url, log_url, **options):
+        values = {"url": url, "secrets": ["ALERTS_SECRET"], "allow": ["127.0.0.1/32"], **options}
+        (tmp_path / "declared_endpoints.py").write_text(
+            f"from iscp_dagster import Endpoint\n\nalerts = Endpoint('alerts', **{values!r})\n"
+        )
+        variables = {name: text for name, text in os.environ.items() if name[:5] != "ISCP_"}
+        variables |= {"ISCP_ASSETS": "declared_endpoints", "ISCP_LOG_URL": log_url}
+        return {"cwd": tmp_path, "env": variables}
+
+    return declare

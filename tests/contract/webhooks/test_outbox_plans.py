@@ -1,4 +1,4 @@
-"""What a sender asks for again and again goes through an index, whatever is pending."""
+"""The statements that a sender repeats go through an index, however much is pending."""
 
 import sqlalchemy as sa
 
@@ -8,32 +8,36 @@ from iscp_dagster.webhooks.outbox import Outbox
 from support.outbox.outbox_events import event, put, result
 
 
-def test_no_statement_of_a_sender_or_a_trigger_goes_through_the_outbox(tmp_path):
+def test_no_statement_of_a_sender_or_a_trigger_scans_the_outbox(tmp_path):
     outbox = Outbox(open_engine(f"sqlite:///{tmp_path}/log.db"))
     outbox.ensure()
-    asked = {}
+    statements = {}
 
     @sa.event.listens_for(outbox.engine, "before_cursor_execute")
     def note(_connection, _cursor, statement, parameters, _context, _many):
         if "iscp_outbox" in statement and not statement.startswith("EXPLAIN"):
-            asked[statement] = parameters
+            statements[statement] = parameters
 
-    for some in ([event(1), event(2)], [event(2), event(3, key="2")]):
-        put(outbox, *some)
+    put(outbox, event(1), event(2))
+    put(outbox, event(2), event(3, key="2"))
     outbox.take_leases(["alerts"], "one", 60)
     outbox.poll_endpoints(["alerts"])
-    outbox.claim("alerts", room=3, busy=["other"], size=2, batch_id=IdScheme().make_batch_id)
-    (batch, *_) = outbox.claim("alerts", room=3, busy=(), size=2, batch_id=IdScheme().make_batch_id)
-    (work, *_) = outbox.claim("alerts", room=3, busy=())
-    for each in (*batch.messages, *work.messages):
-        outbox.record(outbox.list_endpoints()["alerts"], [result(outbox, each)])
+    outbox.prepare_work(
+        "alerts", room=3, busy=["other"], size=2, make_batch_id=IdScheme().make_batch_id
+    )
+    (batch, *_) = outbox.prepare_work(
+        "alerts", room=3, busy=(), size=2, make_batch_id=IdScheme().make_batch_id
+    )
+    (work, *_) = outbox.prepare_work("alerts", room=3, busy=())
+    for message in (*batch.messages, *work.messages):
+        outbox.record(outbox.list_endpoints()["alerts"], [result(outbox, message)])
     outbox.resend_event("alarm-1")
     outbox.prune(outbox.clock())
-    assert len(asked) > 12
+    assert len(statements) > 12
     with outbox.engine.connect() as connection:
         plans = {
             step
-            for statement, parameters in asked.items()
+            for statement, parameters in statements.items()
             for *_, step in connection.exec_driver_sql(
                 f"EXPLAIN QUERY PLAN {statement}", parameters
             )

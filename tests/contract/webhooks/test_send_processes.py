@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import base64
-import os
 import signal
 import sys
 from collections import Counter
@@ -16,30 +14,20 @@ from iscp_dagster.joblog.sql.engine import open_engine
 from iscp_dagster.model.clock import get_utc_now
 from iscp_dagster.webhooks.history import OutboxSelection
 from iscp_dagster.webhooks.outbox import Outbox
+from support.errors import assert_names
 from support.outbox.outbox_events import event, put
 from support.outbox.scripted_receiver import receiving, reply, until
 
-SECRET = "whsec_" + base64.b64encode(b"x" * 32).decode()
-DECLARED = """
-from iscp_dagster import Endpoint
-
-alerts = Endpoint(
-    "alerts", url={url!r}, secrets=["ALERTS_SECRET"], allow=["127.0.0.1/32"], concurrency=4
-)
-"""
+SECRET = "whsec_eHh4eHh4eHh4eHh4eHh4eHh4eHh4eHh4eHh4eHh4eHg="
 EVENTS, KEYS = 60, 7
 
 
 @asynccontextmanager
-async def sending(folder, url, **environ):
-    (folder / "declared_endpoints.py").write_text(DECLARED.format(url=url))
-    kept = {name: value for name, value in os.environ.items() if not name.startswith("ISCP_")}
-    log = f"sqlite:///{folder}/log.db"
-    own = {"ISCP_ASSETS": "declared_endpoints", "ISCP_LOG_URL": log, "ALERTS_SECRET": SECRET}
+async def run_send(options, secret=SECRET):
     process = await asyncio.create_subprocess_exec(
         *(sys.executable, "-m", "iscp_dagster.cli.main", "send"),
-        cwd=folder,
-        env=kept | own | environ,
+        cwd=options["cwd"],
+        env=options["env"] | {"ALERTS_SECRET": secret},
         stdout=asyncio.subprocess.PIPE,
         stderr=asyncio.subprocess.PIPE,
     )
@@ -52,47 +40,49 @@ async def sending(folder, url, **environ):
         process._transport.close()
 
 
-async def test_a_killed_sender_sends_only_what_was_not_recorded_again(tmp_path, record_property):
-    outbox = Outbox(open_engine(f"sqlite:///{tmp_path}/log.db"), clock=get_utc_now)
+def list_delivered(outbox):
+    return [each.event_id for each in outbox.list_deliveries(OutboxSelection(state="delivered"))]
+
+
+async def test_a_killed_sender_sends_again_only_what_was_not_recorded(
+    tmp_path, declare_endpoint, record_property
+):
+    log_url = f"sqlite:///{tmp_path}/log.db"
+    outbox = Outbox(open_engine(log_url), clock=get_utc_now)
     outbox.ensure()
     put(outbox, *(event(number, key=number % KEYS) for number in range(EVENTS)))
-    recorded: set[str] = set()
 
-    async def slow(_):
+    async def answer_slowly(_):
         await asyncio.sleep(0.01)
         return reply()
 
-    async with receiving(slow) as receiver:
-        async with sending(tmp_path, receiver.url) as process:
-            await until(lambda: len(delivered(outbox)) >= EVENTS // 3)
+    async with receiving(answer_slowly) as receiver:
+        options = declare_endpoint(receiver.url, log_url, concurrency=4)
+        async with run_send(options) as process:
+            await until(lambda: len(list_delivered(outbox)) >= EVENTS // 3)
             process.kill()
             await process.wait()
-        recorded.update(delivered(outbox))
-        async with sending(tmp_path, receiver.url) as process:
-            assert await process.stdout.readline() == b"Delivering to alerts.\n"
-            await until(lambda: len(delivered(outbox)) == EVENTS)
+        recorded = set(list_delivered(outbox))
+        async with run_send(options) as process:
+            assert_names((await process.stdout.readline()).decode(), "alerts")
+            await until(lambda: len(list_delivered(outbox)) == EVENTS)
         assert process.returncode == 0
     counts = Counter(receiver.ids)
     assert set(counts) == {f"alarm-{number}" for number in range(EVENTS)}
     assert len(recorded) < EVENTS
-    assert {counts[each] for each in recorded} == {1}
-    for each in receiver.requests:
-        assert Webhook(SECRET).verify(each.body, each.headers)["event_id"] == each.id
+    assert {counts[id_] for id_ in recorded} == {1}
+    for request in receiver.requests:
+        assert Webhook(SECRET).verify(request.body, request.headers)["event_id"] == request.id
     for key in range(KEYS):
-        first = list(dict.fromkeys(id_ for id_ in receiver.ids if int(id_[6:]) % KEYS == key))
-        assert first == [f"alarm-{number}" for number in range(key, EVENTS, KEYS)]
+        ids = dict.fromkeys(id_ for id_ in receiver.ids if int(id_[6:]) % KEYS == key)
+        assert list(ids) == [f"alarm-{number}" for number in range(key, EVENTS, KEYS)]
     record_property("events", EVENTS)
     record_property("duplicates", len(receiver.ids) - EVENTS)
 
 
-def delivered(outbox):
-    return [each.event_id for each in outbox.list_deliveries(OutboxSelection(state="delivered"))]
-
-
-async def test_a_missing_secret_is_told_at_once(tmp_path):
-    async with sending(tmp_path, "https://example.com/", ALERTS_SECRET="") as process:
-        _, said = await process.communicate()
+async def test_a_missing_secret_is_reported_at_once(tmp_path, declare_endpoint):
+    options = declare_endpoint("https://example.com/", f"sqlite:///{tmp_path}/log.db")
+    async with run_send(options, secret="") as process:
+        _, errors = await process.communicate()
     assert process.returncode == 1
-    assert said.startswith(
-        b"iscp: Endpoint 'alerts': the environment variable ALERTS_SECRET is not"
-    )
+    assert_names(errors.decode(), "'alerts'", "ALERTS_SECRET")

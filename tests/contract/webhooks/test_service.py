@@ -1,6 +1,5 @@
-"""The sender beside a server, pings, and whose leases are inherited."""
+"""The sender beside a server, pings, and the leases of processes that have ended."""
 
-import base64
 import os
 import subprocess
 import sys
@@ -19,11 +18,11 @@ from iscp_dagster.webhooks.service import (
     ping,
     run_service,
 )
-from sql_transactions.engine import begin_transaction
-from support.outbox.outbox_events import event
+from support.errors import raises_naming
+from support.outbox.outbox_events import event, put
 from support.outbox.scripted_receiver import receiving, reply, until
 
-SECRET = "whsec_" + base64.b64encode(b"x" * 32).decode()
+SECRET = "whsec_eHh4eHh4eHh4eHh4eHh4eHh4eHh4eHh4eHh4eHh4eHg="
 
 
 def endpoint(url, **options):
@@ -36,10 +35,9 @@ async def test_a_ping_is_signed_like_an_event_and_is_in_no_outbox(batch):
         answer = await ping(endpoint(receiver.url, batch=batch), {"S": SECRET})
         received = receiver.requests[0]
     assert (answer.status, answer.text) == (503, "later")
-    said = Webhook(SECRET).verify(received.body, received.headers)
-    (said,) = said["data"] if batch > 1 else [said]
-    assert said["event_type"] == "PING"
-    assert said["event_id"] == received.id
+    body = Webhook(SECRET).verify(received.body, received.headers)
+    (event_,) = body["data"] if batch > 1 else [body]
+    assert (event_["event_type"], event_["event_id"]) == ("PING", received.id)
 
 
 @pytest.fixture(params=["sqlite", "postgresql"])
@@ -61,26 +59,25 @@ async def test_the_sender_runs_beside_a_server_until_that_ends(url):
             return SenderService({"S": SECRET, "ISCP_LOG_URL": url}, [endpoint(receiver.url)])
 
         async with run_service(load):
-            with begin_transaction(outbox.engine, writes=True) as connection:
-                outbox.put(connection, [event(1)])
+            put(outbox, event(1))
             await until(lambda: outbox.list_deliveries()[0].ended_at)
         assert receiver.ids == ["alarm-1"]
     assert len(loads) == 1
 
 
-def test_it_is_refused_at_once_without_a_log_or_a_secret():
-    with pytest.raises(ConfigError, match="ISCP_LOG_URL is not set"):
+def test_a_sender_without_a_log_or_a_secret_is_refused_at_once():
+    with raises_naming(ConfigError, "ISCP_LOG_URL"):
         SenderService({"S": SECRET}, [])
-    with pytest.raises(ConfigError, match="the environment variable S is not set"):
+    with raises_naming(ConfigError, "'alerts'", "S"):
         SenderService({"ISCP_LOG_URL": "sqlite:///x"}, [endpoint("http://127.0.0.1/")])
 
 
-def test_only_a_process_of_this_machine_that_lives_no_more_is_gone():
-    here = identify_machine()
+def test_only_a_process_of_this_machine_that_has_ended_is_gone():
+    machine = identify_machine()
     with subprocess.Popen([sys.executable, "-c", ""]) as process:
         process.wait()
-    assert is_gone(f"{here}:{process.pid}:ab", here)
-    assert not is_gone(f"{here}:{os.getpid()}:ab", here)
-    assert not is_gone(f"other/{here}:{process.pid}:ab", here)
+    assert is_gone(f"{machine}:{process.pid}:ab", machine)
+    assert not is_gone(f"{machine}:{os.getpid()}:ab", machine)
+    assert not is_gone(f"other/{machine}:{process.pid}:ab", machine)
     assert not is_gone(f":{process.pid}:ab", "")
-    assert not is_gone("", here)
+    assert not is_gone("", machine)

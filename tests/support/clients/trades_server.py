@@ -15,7 +15,7 @@ from typing import Any
 import pyarrow as pa
 from deltalake import write_deltalake
 
-from iscp_dagster.clickhouse.connect.endpoint import Endpoint
+from iscp_dagster.clickhouse.connect.endpoint import ClickHouseEndpoint
 from iscp_dagster.joblog.sql.log import SqlLog
 from iscp_dagster.local.stack.ports import find_free_port
 from iscp_dagster.model.declared.images import ChangeKind
@@ -124,7 +124,7 @@ def told_by(messages: Iterable[Mapping[str, Any]]) -> dict[str, list[Change]]:
 @contextmanager
 def serving_trades(clickhouse_url: str, folder: Path) -> Iterator[ServedTrades]:
     """Serve a new history of the trades until the end of the block."""
-    images = ImageTable(Endpoint.parse(clickhouse_url), DATABASE)
+    images = ImageTable(ClickHouseEndpoint.parse(clickhouse_url), DATABASE)
     (folder / "traded_tables.py").write_text(DECLARED)
     schema = pa.schema([("tenant", pa.string()), ("id", pa.int32()), ("value", pa.int32())])
     lake = folder / DATABASE / "trades"

@@ -13,11 +13,24 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from iscp_dagster.local.stack.ports import find_free_port
+from support.paths import ROOT
 
 Command = Callable[[Path | str, str, int], tuple[str, ...]]
+PROJECT_SERVICES = "support.invocations.project_services:app"
+SDK_SERVICES = "support.invocations.sdk_services:app"
 START_SECONDS = 120.0
 """The limit on a machine busy with other tests."""
-HERE = Path(__file__).parent
+
+
+def await_port(port: int, is_alive: Callable[[], bool], output: Callable[[], str]) -> None:
+    """Wait until a process listens at the port; fail with its output if it ends."""
+    end = time.monotonic() + START_SECONDS
+    while True:
+        with suppress(OSError), socket.create_connection(("127.0.0.1", port), 1):
+            return
+        assert is_alive(), output()
+        assert time.monotonic() < end, output()
+        time.sleep(0.01)
 
 
 @dataclass
@@ -28,7 +41,7 @@ class Served:
     port: int
     log: Path
     process: subprocess.Popen[bytes] | None = None
-    folder: Path = HERE
+    folder: Path = ROOT / "tests"
     environment: Mapping[str, str] = field(default_factory=lambda: os.environ | {"PYTHONPATH": ""})
 
     @property
@@ -36,7 +49,7 @@ class Served:
         return f"http://127.0.0.1:{self.port}"
 
     @property
-    def told(self) -> str:
+    def output(self) -> str:
         """What it wrote to its standard output and error."""
         return self.log.read_text()
 
@@ -46,16 +59,7 @@ class Served:
             self.process = subprocess.Popen(
                 self.command, cwd=self.folder, stdout=log, stderr=log, env=self.environment
             )
-        until = time.monotonic() + START_SECONDS
-        while not self._listens():
-            assert self.process.poll() is None, self.told
-            assert time.monotonic() < until, self.told
-            time.sleep(0.02)
-
-    def _listens(self) -> bool:
-        with suppress(OSError), socket.create_connection(("127.0.0.1", self.port), 1):
-            return True
-        return False
+        await_port(self.port, lambda: self.process.poll() is None, lambda: self.output)
 
     def kill(self) -> None:
         """Kill it as a crash does."""
@@ -65,10 +69,10 @@ class Served:
 
 
 def hypercorn(python: Path | str, app: str, port: int) -> tuple[str, ...]:
-    # It notices a connection that broke off when that has been idle for so long.
+    # It notices a broken connection after this many idle seconds.
     # Without workers, which would outlive it when it is killed.
-    given = ("--workers", "0", "--keep-alive", "1", "--bind", f"127.0.0.1:{port}")
-    return (str(python), "-m", "hypercorn", *given, app)
+    options = ("--workers", "0", "--keep-alive", "1", "--bind", f"127.0.0.1:{port}")
+    return (str(python), "-m", "hypercorn", *options, app)
 
 
 def uvicorn(python: Path | str, app: str, port: int) -> tuple[str, ...]:
@@ -79,12 +83,12 @@ def uvicorn(python: Path | str, app: str, port: int) -> tuple[str, ...]:
 def served(
     python: Path | str, app: str, folder: Path, command: Command = hypercorn
 ) -> Iterator[Served]:
-    """Run `module:name` of this folder until the end of the block."""
+    """Run `module:name` until the end of the block."""
     port = find_free_port()
     server = Served(command(python, app, port), port, folder / f"{command.__name__}.log")
     server.start()
     try:
         yield server
     finally:
-        # Not asked to end: an SDK may keep its streams, and with them its server.
+        # Not terminated: an SDK may keep its streams, and with them its server.
         server.kill()

@@ -1,4 +1,4 @@
-"""Invocations that must give the same results with faults, and repeat no effect after its ack."""
+"""Invocations that must end the same with faults, and repeat no effect after its ack."""
 
 from __future__ import annotations
 
@@ -25,46 +25,46 @@ NEW = itertools.count()
 
 
 def once_after_ack(lines: Iterable[str]) -> dict[str, int]:
-    """Return how often each effect was done; none may be done after its Run was acknowledged.
+    """Return how often each effect happened; none may happen after its Run was acknowledged.
 
-    A handler notes `past N` when it has gone past the acknowledged Run that notes `run N`.
+    A handler notes `past N` once the Run that notes `run N` is acknowledged.
     """
-    done: dict[str, int] = {}
+    effects: dict[str, int] = {}
     past: set[str] = set()
     for line in lines:
-        what, number = line.split()
-        if what == "past":
+        kind, number = line.split()
+        if kind == "past":
             past.add(number)
         else:
-            assert number not in past, f"the effect {line} was done after its acknowledgement"
-            done[line] = done.get(line, 0) + 1
-    return done
+            assert number not in past, f"the effect {line} happened after its acknowledgement"
+            effects[line] = effects.get(line, 0) + 1
+    return effects
 
 
 async def journey(peer: Peer, folder: Path, plan: Plan) -> Invocation:
     """Drive the handler that makes entries of many kinds."""
     number = next(NEW)
     file = folder / f"journey {number}"
-    of = peer.begin("Counter", "journey", str(file), key=f"j{number}", plan=plan)
-    assert await peer.result(of) == JOURNEY
-    done = once_after_ack(file.read_text().splitlines())
-    assert done.keys() == {"run 0", "run 1"}, done
-    return of
+    invocation = peer.begin("Counter", "journey", str(file), key=f"j{number}", plan=plan)
+    assert await peer.result(invocation) == JOURNEY
+    effects = once_after_ack(file.read_text().splitlines())
+    assert effects.keys() == {"run 0", "run 1"}, effects
+    return invocation
 
 
 async def many(peer: Peer, folder: Path, plan: Plan) -> Invocation:
     """Drive the handler that issues its calls at once and then awaits each."""
-    of = peer.begin("Steps", "many", NAMES, plan=plan)
-    assert await peer.result(of) == [f"hello {name}" for name in NAMES]
-    return of
+    invocation = peer.begin("Steps", "many", NAMES, plan=plan)
+    assert await peer.result(invocation) == [f"hello {name}" for name in NAMES]
+    return invocation
 
 
 async def errand(peer: Peer, _: Path, plan: Plan) -> Invocation:
     """Drive the handler that makes the entries of version 3."""
     name = f"e{next(NEW)}"
-    of = peer.begin("Newer", "errand", name, plan=plan)
-    assert await peer.result(of) == done_errand(name)
-    return of
+    invocation = peer.begin("Newer", "errand", name, plan=plan)
+    assert await peer.result(invocation) == done_errand(name)
+    return invocation
 
 
 PARALLEL = ["run 0", "run 1", "run 2", "hello you", "run 3", None, "again"]
@@ -74,15 +74,15 @@ PARALLEL_ENTRIES = 10
 async def parallel(peer: Peer, folder: Path, plan: Plan) -> Invocation:
     """Drive the handler that runs several things at once."""
     file = folder / f"parallel {next(NEW)}"
-    of = peer.begin("Newer", "parallel", str(file), plan=plan)
-    assert await peer.result(of) == PARALLEL
-    done = once_after_ack(file.read_text().splitlines())
-    assert len(done) == 4, done
-    return of
+    invocation = peer.begin("Newer", "parallel", str(file), plan=plan)
+    assert await peer.result(invocation) == PARALLEL
+    effects = once_after_ack(file.read_text().splitlines())
+    assert len(effects) == 4, effects
+    return invocation
 
 
 def done_errand(name: str) -> dict[str, Any]:
-    """What the handler of version 3's entries returns."""
+    """Return the output of the handler that makes the entries of version 3."""
     return {
         "greetings": [f"hello {name}"] * 5,
         "canceled": ["not yet", 409],
@@ -91,9 +91,9 @@ def done_errand(name: str) -> dict[str, Any]:
 
 
 def cuts(entries: int) -> list[Plan]:
-    """A plan for each entry that the stream may break off at, stored or lost."""
-    every = itertools.product(range(1, entries), (True, False))
-    return [Plan(cuts={index: stored}) for index, stored in every]
+    """Return a plan for each entry that the stream may break off at, stored or lost."""
+    cuts = itertools.product(range(1, entries), (True, False))
+    return [Plan(cuts={index: stored}) for index, stored in cuts]
 
 
 def _some(most: int) -> Any:
@@ -101,7 +101,7 @@ def _some(most: int) -> Any:
 
 
 def plans(entries: int) -> Any:
-    """Any plan for an invocation of so many entries; not for one that awaits in between."""
+    """Any plan for an invocation of so many entries that does not await in between."""
     return st.builds(
         Plan,
         cuts=st.dictionaries(st.integers(1, entries - 1), st.booleans(), max_size=4),

@@ -11,48 +11,44 @@ SECONDS = 60.0
 PAUSE = 0.005
 
 
-def _until_there(*files: Path) -> Path:
-    """Wait until one of the files is there; the first that is."""
-    until = time.monotonic() + SECONDS
-    while True:
-        found = next((file for file in files if file.exists()), None)
-        if found is not None:
-            return found
-        assert time.monotonic() < until, f"none of {files} came"
+def _await_file(file: Path) -> None:
+    end = time.monotonic() + SECONDS
+    while not file.exists():
+        assert time.monotonic() < end, f"{file} did not come"
         time.sleep(PAUSE)
 
 
 @dataclass(frozen=True)
 class Gates:
-    """Named places, kept as files of a folder that both sides know."""
+    """Named points, kept as files of a folder that both sides know."""
 
     folder: Path
 
     def arm(self, point: str) -> None:
-        """Let the next process stop that comes to the point."""
+        """Have the next process that comes to the point stop there."""
         (self.folder / f"go {point}").unlink(missing_ok=True)
         (self.folder / f"stop {point}").touch()
 
-    def pass_(self, point: str) -> None:
-        """Go on, unless a test armed the point: then when it opens it."""
-        at = self.folder / f"at {point}"
+    def pass_point(self, point: str) -> None:
+        """Continue, unless a test armed the point: then once it opens it."""
+        file = self.folder / f"{os.getpid()} {point}"
         try:
             # One process alone is stopped, whichever comes first.
-            (self.folder / f"stop {point}").rename(self.folder / f"{os.getpid()} {point}")
+            (self.folder / f"stop {point}").rename(file)
         except FileNotFoundError:
             return
-        written = self.folder / f"{os.getpid()} {point}"
-        written.write_text(str(os.getpid()))
-        written.rename(at)
-        _until_there(self.folder / f"go {point}")
+        file.write_text(str(os.getpid()))
+        file.rename(self.folder / f"at {point}")
+        _await_file(self.folder / f"go {point}")
 
-    def reached(self, point: str) -> int:
-        """Wait until a process stands at the point; its id."""
-        at = self.folder / f"at {point}"
-        pid = int(_until_there(at).read_text())
-        at.unlink()
+    def await_process(self, point: str) -> int:
+        """Wait until a process is at the point; return its id."""
+        file = self.folder / f"at {point}"
+        _await_file(file)
+        pid = int(file.read_text())
+        file.unlink()
         return pid
 
     def open(self, point: str) -> None:
-        """Let whoever stands there go on."""
+        """Let the process at the point continue."""
         (self.folder / f"go {point}").touch()

@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import multiprocessing
 import os
-import socket
 import sys
 import time
 from collections.abc import Callable, Sequence
@@ -28,11 +27,10 @@ from durable_invocations.runtime.sql.store import SqlStore
 from durable_invocations.runtime.store.operations import CommitEntry, StoreOperation
 from durable_invocations.runtime.timers import SteadyClock
 from iscp_dagster.local.stack.ports import find_free_port
+from support.invocations.asgi_process import await_port
+from support.invocations.effects import note
 from support.invocations.gates import Gates
-from support.invocations.project_services import note
 
-START_SECONDS = 120.0
-"""The limit on a machine busy with other tests."""
 SILENT_SECONDS = 1.0
 OWNER = "rt_"
 TIMES = {"beat": 0.1, "poll": 0.05, "silent": SILENT_SECONDS}
@@ -44,6 +42,8 @@ PRELOADED = [
 """What a new process need not import; the fork server finds no module of the tests."""
 trips, tally = Service("Trips"), VirtualObject("Tally")
 ALL = "all"
+TRIP = ["run 0", "hello you", "run 1"]
+"""The output of a trip."""
 
 
 @trips.handler
@@ -63,52 +63,50 @@ async def added(ctx: Context) -> dict[str, int]:
 
 
 @trips.handler
-async def trip(ctx: Context, told: dict[str, Any]) -> list[str]:
+async def trip(ctx: Context, argument: dict[str, Any]) -> list[str]:
     """Two runs with a sleep, calls and a delayed send between them."""
-    file = told["file"]
+    file = argument["file"]
 
-    def second() -> str:
-        done = note(file, "run 1")
-        Gates(Path(told["gates"])).pass_("in run")
-        return done
+    def run_second() -> str:
+        line = note(file, "run 1")
+        Gates(Path(argument["gates"])).pass_point("in run")
+        return line
 
-    kept = [await ctx.run("step 0", note, file, "run 0")]
+    results = [await ctx.run("step 0", note, file, "run 0")]
     note(file, "past 0")
-    await ctx.sleep(told["seconds"])
-    kept.append(await ctx.call("Trips", "greet", "you"))
+    await ctx.sleep(argument["seconds"])
+    results.append(await ctx.call("Trips", "greet", "you"))
     await ctx.call("Tally", "add", "calls", key=ALL)
     ctx.send("Tally", "add", "sends", key=ALL, delay=0.05)
-    kept.append(await ctx.run("step 1", second))
+    results.append(await ctx.run("step 1", run_second))
     note(file, "past 1")
-    return kept
-
-
-TRIPPED = ["run 0", "hello you", "run 1"]
+    return results
 
 
 class GatedStore(SqlStore):
-    """Stands still before and after the transactions of what a test named."""
+    """Stops before and after the transactions of the operations that a test named."""
 
     gates: Gates
 
     def run(self, operations: Sequence[StoreOperation[Any]]) -> Any:
-        for each in operations:
-            self.gates.pass_(f"before {_named(each)}")
-        done = super().run(operations)
-        for each in operations:
-            self.gates.pass_(f"after {_named(each)}")
-        return done
+        names = [_name(operation) for operation in operations]
+        for name in names:
+            self.gates.pass_point(f"before {name}")
+        results = super().run(operations)
+        for name in names:
+            self.gates.pass_point(f"after {name}")
+        return results
 
 
-def _named(operation: StoreOperation[Any]) -> str:
+def _name(operation: StoreOperation[Any]) -> str:
     if isinstance(operation, CommitEntry):
-        return f"{operation.frame.kind.name}"
+        return operation.frame.kind.name
     return type(operation).__name__.lower()
 
 
 @dataclass(frozen=True)
-class PutBack:
-    """The machine's clock, less the seconds that a file names."""
+class LateClock:
+    """The machine's clock, put back by the seconds that a file names."""
 
     file: Path
 
@@ -120,8 +118,8 @@ class PutBack:
 
 def run_runtime(port: int, log: Path, database: str, folder: Path) -> None:
     """The whole life of a runtime's process."""
-    _tell_to(log)
-    clock = SteadyClock(wall=PutBack(folder / "clock").seconds)
+    _redirect_output(log)
+    clock = SteadyClock(wall=LateClock(folder / "clock").seconds)
     engine = open_database(database, keep_open=True)
     owner = f"{OWNER}{os.getpid()}"
     store = GatedStore(engine, owner=owner, clock=clock.get_utc, lead=clock.get_lead)
@@ -142,25 +140,25 @@ def run_runtime(port: int, log: Path, database: str, folder: Path) -> None:
 
 def run_endpoint(port: int, log: Path, folder: Path) -> None:
     """The whole life of a service endpoint's process."""
-    _tell_to(log)
-    app = service_app(trips, tally, clock=PutBack(folder / "clock").seconds)
+    _redirect_output(log)
+    app = service_app(trips, tally, clock=LateClock(folder / "clock").seconds)
     config = Config()
     config.bind = [f"127.0.0.1:{port}"]
     asyncio.run(hypercorn.asyncio.serve(app, config))
 
 
-def _tell_to(log: Path) -> None:
+def _redirect_output(log: Path) -> None:
     for stream in (sys.stdout, sys.stderr):
         os.dup2(os.open(log, os.O_WRONLY | os.O_CREAT | os.O_APPEND), stream.fileno())
 
 
 @dataclass
 class Mortal:
-    """A process that comes back at its address when it was killed."""
+    """A process that can be killed and started again at the same address."""
 
     life: Callable[..., None]
     log: Path
-    given: tuple[Any, ...] = ()
+    arguments: tuple[Any, ...] = ()
     port: int = field(default_factory=find_free_port)
     process: Any = None
 
@@ -172,19 +170,10 @@ class Mortal:
         """Start it, and wait until it listens."""
         context = multiprocessing.get_context("forkserver")
         context.set_forkserver_preload(PRELOADED)
-        arguments = (self.port, self.log, *self.given)
+        arguments = (self.port, self.log, *self.arguments)
         self.process = context.Process(target=self.life, args=arguments, daemon=True)
         self.process.start()
-        until = time.monotonic() + START_SECONDS
-        while not self._listens():
-            assert self.process.is_alive(), self.log.read_text()
-            assert time.monotonic() < until, self.log.read_text()
-            time.sleep(0.01)
-
-    def _listens(self) -> bool:
-        with suppress(OSError), socket.create_connection(("127.0.0.1", self.port), 1):
-            return True
-        return False
+        await_port(self.port, self.process.is_alive, self.log.read_text)
 
     def kill(self) -> None:
         """Kill it with SIGKILL."""

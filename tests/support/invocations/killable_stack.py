@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import time
 from collections import Counter
 from pathlib import Path
@@ -15,7 +14,7 @@ from support.invocations.gates import Gates
 from support.invocations.killable_processes import (
     ALL,
     OWNER,
-    TRIPPED,
+    TRIP,
     Mortal,
     run_endpoint,
     run_runtime,
@@ -28,7 +27,7 @@ RUNTIME, ENDPOINT, DATABASE = "runtime", "endpoint", "database"
 
 
 class MortalStack:
-    """Goes on trips, and counts the kills and the effects."""
+    """Makes trips, and counts the kills and the effects."""
 
     def __init__(self, folder: Path, database: Any) -> None:
         self.folder, self.database = folder, database
@@ -46,8 +45,8 @@ class MortalStack:
         """Start all, and register what the endpoint serves."""
         for each in (self.endpoint, *self.runtimes):
             each.start()
-        told = {"uri": self.endpoint.url}
-        answer = self.http.post(f"{self.runtimes[0].url}/admin/deployments", json=told)
+        body = {"uri": self.endpoint.url}
+        answer = self.http.post(f"{self.runtimes[0].url}/admin/deployments", json=body)
         assert answer.status_code in {200, 201}, answer.text
 
     def end(self) -> None:
@@ -57,66 +56,66 @@ class MortalStack:
                 each.kill()
 
     def begin(self, seconds: float) -> tuple[str, Path]:
-        """Begin a trip; its id, and the file of its effects."""
+        """Begin a trip; return its id, and the file of its effects."""
         self.counts["trips"] += 1
         file = self.folder / f"effects {self.counts['trips']}"
-        told = {"file": str(file), "gates": str(self.folder), "seconds": seconds}
-        headers = {"idempotency-key": file.name, "content-type": "application/json"}
-        answer = self.asked("POST", "/Trips/trip/send", content=json.dumps(told), headers=headers)
+        argument = {"file": str(file), "gates": str(self.folder), "seconds": seconds}
+        headers = {"idempotency-key": file.name}
+        answer = self.request("POST", "/Trips/trip/send", json=argument, headers=headers)
         return answer.json()["invocationId"], file
 
-    def ended(self, id_: str, file: Path) -> Counter[str]:
-        """Wait for its output, which is right and there once; how often each effect was done."""
-        answer = self.asked("GET", f"/restate/invocation/{id_}/attach")
-        assert answer.json() == TRIPPED, answer.text
-        shown = self.asked("GET", f"/admin/invocations/{id_}").json()
-        kinds = [each["type"] for each in shown["journal"]]
-        assert kinds == JOURNAL
-        done = Counter(once_after_ack(file.read_text().splitlines()))
-        assert done.keys() == {"run 0", "run 1"}
-        self.counts.update(done)
-        return done
+    def await_end(self, id_: str, file: Path) -> Counter[str]:
+        """Wait for the one right output of a trip; return how often each effect happened."""
+        answer = self.request("GET", f"/restate/invocation/{id_}/attach")
+        assert answer.json() == TRIP, answer.text
+        journal = self.request("GET", f"/admin/invocations/{id_}").json()["journal"]
+        assert [entry["type"] for entry in journal] == JOURNAL
+        effects = Counter(once_after_ack(file.read_text().splitlines()))
+        assert effects.keys() == {"run 0", "run 1"}
+        self.counts.update(effects)
+        return effects
 
-    def settled(self) -> dict[str, int]:
-        """Wait until what the trips sent has come, once from each; what was counted."""
-        wanted = {"calls": self.counts["trips"], "sends": self.counts["trips"]}
-        until = time.monotonic() + END_SECONDS
-        while (counted := self.asked("POST", f"/Tally/{ALL}/added").json()) != wanted:
-            assert all(counted.get(name, 0) <= times for name, times in wanted.items()), counted
-            assert time.monotonic() < until, f"{counted} in place of {wanted}\n{self.told}"
+    def await_tally(self) -> dict[str, int]:
+        """Wait until the tally has one call and one send of each trip; return it."""
+        trips = self.counts["trips"]
+        end = time.monotonic() + END_SECONDS
+        while True:
+            tally = self.request("POST", f"/Tally/{ALL}/added").json()
+            if tally == {"calls": trips, "sends": trips}:
+                return tally
+            assert max(tally.values(), default=0) <= trips, tally
+            assert time.monotonic() < end, f"{tally} in place of {trips}\n{self.output}"
             time.sleep(0.02)
-        return counted
 
-    def asked(self, method: str, path: str, **more: Any) -> httpx.Response:
-        """Ask either runtime until one answers."""
-        until, told = time.monotonic() + END_SECONDS, ""
+    def request(self, method: str, path: str, **options: Any) -> httpx.Response:
+        """Send a request to either runtime until one answers."""
+        end, problem = time.monotonic() + END_SECONDS, ""
         while True:
             for runtime in self.runtimes:
                 try:
-                    answer = self.http.request(method, runtime.url + path, **more)
+                    answer = self.http.request(method, runtime.url + path, **options)
                 except httpx.TransportError as error:
-                    told = repr(error)
+                    problem = repr(error)
                     continue
                 if answer.status_code < 400:
                     return answer
-                told = answer.text
-            assert time.monotonic() < until, f"{told}\n{self.told}"
+                problem = answer.text
+            assert time.monotonic() < end, f"{problem}\n{self.output}"
             time.sleep(0.02)
 
     @property
-    def told(self) -> str:
-        """What the processes wrote."""
-        logs = [each.log for each in (self.endpoint, *self.runtimes)]
+    def output(self) -> str:
+        """The end of what each process wrote."""
+        logs = [process.log for process in (self.endpoint, *self.runtimes)]
         return "\n".join(f"{log.name}: {log.read_text()[-3_000:]}" for log in logs)
 
-    def at(self, pid: int) -> Mortal:
-        """The runtime with that process."""
-        return next(each for each in self.runtimes if each.process.pid == pid)
+    def find_runtime(self, pid: int) -> Mortal:
+        return next(runtime for runtime in self.runtimes if runtime.process.pid == pid)
 
-    def driver(self, id_: str) -> int:
-        """The process of the runtime that drives the invocation."""
-        shown = self.asked("GET", f"/admin/invocations/{id_}").json()
-        return int(shown["driven_by"].removeprefix(OWNER))
+    def find_driver(self, id_: str) -> int:
+        """Return the process of the runtime that drives the invocation."""
+        invocation = self.request("GET", f"/admin/invocations/{id_}").json()
+        return int(invocation["driven_by"].removeprefix(OWNER))
 
     def strike(self, victim: str, pid: int) -> None:
         """Kill the victim, and start it again; of the runtimes the one with that process."""
@@ -125,6 +124,6 @@ class MortalStack:
             kill(self.database)
             start_again(self.database)
             return
-        found = self.endpoint if victim == ENDPOINT else self.at(pid)
-        found.kill()
-        found.start()
+        process = self.endpoint if victim == ENDPOINT else self.find_runtime(pid)
+        process.kill()
+        process.start()

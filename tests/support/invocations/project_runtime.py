@@ -36,17 +36,15 @@ class HttpCaller:
         key: str = "",
         headers: dict[str, str] | None = None,
     ) -> Any:
-        """What the handler returns; raises FailedError for its failure."""
+        """Return the handler's output; raises FailedError for its failure."""
         answer = await self._post(service, handler, argument, key=key, headers=headers or {})
         if answer.status_code >= 400:
             raise FailedError({"code": answer.status_code, "message": answer.json()["message"]})
         return answer.json() if answer.content else None
 
-    async def send(
-        self, service: str, handler: str, argument: Any = None, *, key: str = "", **headers: str
-    ) -> str:
-        """Begin an invocation; its id."""
-        answer = await self._post(service, f"{handler}/send", argument, key=key, headers=headers)
+    async def send(self, service: str, handler: str, argument: Any = None, *, key: str = "") -> str:
+        """Begin an invocation; return its id."""
+        answer = await self._post(service, f"{handler}/send", argument, key=key, headers={})
         assert answer.status_code in {200, 202}, answer.text
         return answer.json()["invocationId"]
 
@@ -55,8 +53,8 @@ class HttpCaller:
     ) -> httpx.Response:
         path = f"/{service}/{key}/{handler}" if key else f"/{service}/{handler}"
         body = b"" if argument is None else json.dumps(argument).encode()
-        kind = {"content-type": "application/json"} if body else {}
-        return await self.http.post(path, content=body, headers=kind | headers)
+        media = {"content-type": "application/json"} if body else {}
+        return await self.http.post(path, content=body, headers=media | headers)
 
     async def register(self, url: str) -> dict[str, Any]:
         """Register what is served at the address."""
@@ -64,8 +62,8 @@ class HttpCaller:
         assert answer.status_code in {200, 201}, answer.text
         return answer.json()
 
-    async def shown(self, id_: str) -> dict[str, Any]:
-        """What there is to see of an invocation, with its journal."""
+    async def show(self, id_: str) -> dict[str, Any]:
+        """Return an invocation with its journal."""
         answer = await self.http.get(f"/admin/invocations/{id_}")
         assert answer.status_code == 200, answer.text
         return answer.json()
@@ -75,7 +73,7 @@ class HttpCaller:
 async def running(
     engine: Engine, url: str = "", *, http: int | None = None, **settings: Any
 ) -> AsyncIterator[HttpCaller]:
-    """Run a runtime on the database, which drives what is served at `url`, in this block."""
+    """Run a runtime on the database, which drives the services at `url`, in this block."""
     store = SqlStore(engine)
     store.ensure()
     async with Runtime(store, RuntimeSettings(**{"policy": QUICK, **settings})) as runtime:

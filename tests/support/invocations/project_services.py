@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import gc
-from pathlib import Path
 from typing import Any
 
 from durable_invocations import (
@@ -18,20 +17,10 @@ from durable_invocations import (
     service_app,
 )
 from durable_invocations.serving.stream import Stream
+from support.invocations.effects import count, note
 
 steps, counter, signup = Service("Steps"), VirtualObject("Counter"), Workflow("Signup")
 newer = Service("Newer")
-
-
-def note(file: str, line: str) -> str:
-    """Append a line to the file: an effect that the world can count."""
-    with Path(file).open("a", encoding="utf-8") as lines:
-        lines.write(f"{line}\n")
-    return line
-
-
-def count(file: str, line: str) -> int:
-    return Path(file).read_text().splitlines().count(line) if Path(file).exists() else 0
 
 
 @steps.handler
@@ -45,11 +34,11 @@ async def headed(ctx: Context, _: Any) -> dict[str, str]:
 
 
 @steps.handler
-async def runs(ctx: Context, told: dict[str, Any]) -> list[str]:
+async def runs(ctx: Context, argument: dict[str, Any]) -> list[str]:
     done = []
-    for step in range(told["count"]):
-        done.append(await ctx.run(f"step {step}", note, told["file"], f"run {step}"))
-        note(told["file"], f"past {step}")
+    for step in range(argument["count"]):
+        done.append(await ctx.run(f"step {step}", note, argument["file"], f"run {step}"))
+        note(argument["file"], f"past {step}")
     return done
 
 
@@ -71,9 +60,9 @@ async def many(ctx: Context, names: list[str]) -> list[str]:
 
 
 @steps.handler
-async def later(ctx: Context, told: dict[str, Any]) -> str:
-    ctx.send("Counter", "add", 5, key=told["key"], delay=told["seconds"])
-    ctx.send("Counter", "add", 7, key=told["key"])
+async def later(ctx: Context, argument: dict[str, Any]) -> str:
+    ctx.send("Counter", "add", 5, key=argument["key"], delay=argument["seconds"])
+    ctx.send("Counter", "add", 7, key=argument["key"])
     return "sent"
 
 
@@ -85,51 +74,51 @@ async def waits(ctx: Context, way: str) -> Any:
 
 
 @steps.handler
-async def settle(ctx: Context, told: dict[str, Any]) -> None:
-    if told["way"] == "resolve":
-        ctx.resolve_awakeable(told["id"], {"got": 42})
+async def settle(ctx: Context, argument: dict[str, Any]) -> None:
+    if argument["way"] == "resolve":
+        ctx.resolve_awakeable(argument["id"], {"got": 42})
     else:
-        ctx.reject_awakeable(told["id"], "refused", 418)
+        ctx.reject_awakeable(argument["id"], "refused", 418)
 
 
 @steps.handler
-async def fails(_: Context, told: dict[str, Any]) -> None:
-    raise TerminalError(told["message"], told["code"])
+async def fails(_: Context, argument: dict[str, Any]) -> None:
+    raise TerminalError(argument["message"], argument["code"])
 
 
 @steps.handler
-async def calls_failing(ctx: Context, told: dict[str, Any]) -> str:
+async def calls_failing(ctx: Context, argument: dict[str, Any]) -> str:
     try:
-        await ctx.call("Steps", "fails", told)
+        await ctx.call("Steps", "fails", argument)
     except TerminalError as error:
         return f"{error.status} {error}"
     return "nothing failed"
 
 
 @steps.handler
-async def flaky(ctx: Context, told: dict[str, Any]) -> int:
-    await ctx.run("first", note, told["file"], "first")
-    if count(told["file"], "try") < told["times"]:
-        note(told["file"], "try")
+async def flaky(ctx: Context, argument: dict[str, Any]) -> int:
+    await ctx.run("first", note, argument["file"], "first")
+    if count(argument["file"], "try") < argument["times"]:
+        note(argument["file"], "try")
         raise RuntimeError("not yet")
-    return count(told["file"], "try")
+    return count(argument["file"], "try")
 
 
 @steps.handler
-async def tries(ctx: Context, told: dict[str, Any]) -> str:
+async def tries(ctx: Context, argument: dict[str, Any]) -> str:
     def once() -> str:
-        note(told["file"], "try")
-        if count(told["file"], "try") <= told["times"]:
+        note(argument["file"], "try")
+        if count(argument["file"], "try") <= argument["times"]:
             raise RuntimeError("not yet")
         return "done"
 
-    return await ctx.run("tries", once, retry=RunRetry(initial=0.01, attempts=told["most"]))
+    return await ctx.run("tries", once, retry=RunRetry(initial=0.01, attempts=argument["most"]))
 
 
 @steps.handler
-async def refuses(ctx: Context, told: dict[str, Any]) -> str:
+async def refuses(ctx: Context, argument: dict[str, Any]) -> str:
     def once() -> str:
-        note(told["file"], "refused")
+        note(argument["file"], "refused")
         raise TerminalError("refused", 422)
 
     return await ctx.run("refuses", once)
@@ -166,11 +155,11 @@ async def forget_all(ctx: Context, _: Any) -> list[Any]:
 
 
 @counter.handler
-async def slowly(ctx: Context, told: dict[str, Any]) -> list[Any]:
+async def slowly(ctx: Context, argument: dict[str, Any]) -> list[Any]:
     items = await ctx.state.get("items") or []
-    await ctx.sleep(told["seconds"])
-    ctx.state.set("items", [*items, told["item"]])
-    return [*items, told["item"]]
+    await ctx.sleep(argument["seconds"])
+    ctx.state.set("items", [*items, argument["item"]])
+    return [*items, argument["item"]]
 
 
 @counter.handler
@@ -245,11 +234,11 @@ async def errand(ctx: Context, name: str) -> dict[str, Any]:
     request = KeyedRequest(service="Steps", handler="greet", idempotency_key=name)
     attached = await ctx.gather(ctx.attach(called), ctx.attach(call), ctx.attach(request))
     ended = await ctx.output(called)
-    held = ctx.call("Newer", "stuck")
-    unended = await ctx.output(held, default="not yet")
-    held.cancel()
+    stuck_call = ctx.call("Newer", "stuck")
+    unended = await ctx.output(stuck_call, default="not yet")
+    stuck_call.cancel()
     try:
-        await held
+        await stuck_call
     except TerminalError as error:
         canceled = error.status
     picked = await ctx.select(never=ctx.awakeable()[1], soon=ctx.sleep(0.01))
@@ -262,20 +251,20 @@ async def errand(ctx: Context, name: str) -> dict[str, Any]:
 
 @newer.handler
 async def left(_: Context) -> dict[str, int]:
-    """Count what is there at this moment, of this attempt and of those that have ended."""
+    """Count the streams and tasks of this attempt, and those that ended attempts left behind."""
     gc.collect()
-    streams = sum(isinstance(each, Stream) for each in gc.get_objects())
-    codes = [each.get_coro().cr_code.co_filename for each in asyncio.all_tasks()]
-    return {"streams": streams, "tasks": sum("durable_invocations" in code for code in codes)}
+    streams = sum(isinstance(item, Stream) for item in gc.get_objects())
+    files = [task.get_coro().cr_code.co_filename for task in asyncio.all_tasks()]
+    return {"streams": streams, "tasks": sum("durable_invocations" in file for file in files)}
 
 
 @newer.handler
 async def parallel(ctx: Context, file: str) -> list[Any]:
     """Run several things at once, beside entries that wait."""
-    begun = [ctx.run(f"step {step}", note, file, f"run {step}") for step in range(3)]
+    steps = [ctx.run(f"step {step}", note, file, f"run {step}") for step in range(3)]
     call, sleep = ctx.call("Steps", "greet", "you"), ctx.sleep(0.01)
     last = ctx.run("step 3", note, file, "run 3")
-    done = await ctx.gather(*begun, call, last, sleep)
+    done = await ctx.gather(*steps, call, last, sleep)
     for step in range(4):
         note(file, f"past {step}")
     return [*done, (await ctx.select(again=call, never=ctx.awakeable()[1]))[0]]

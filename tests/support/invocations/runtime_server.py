@@ -13,7 +13,7 @@ from runtime_support.endpoints.asgi_servers import bound
 
 @contextmanager
 def runtime_of(log_url, *, token="", services=None):
-    """The address of a runtime that drives what is in this database."""
+    """Run a runtime on this database; yield its address."""
     environ = {LOG_URL: log_url, INVOCATIONS_TOKEN: token}
     settings = build_settings(environ, "127.0.0.1", services=services)
     store = SqlStore(open_database(log_url, keep_open=True), owner=settings.runtime.owner)

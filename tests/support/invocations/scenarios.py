@@ -1,4 +1,4 @@
-"""What callers of the test services may see, with any runtime and any SDK."""
+"""Scenes that any caller of the test services may see, with any runtime and any SDK."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ from typing import Any, Protocol
 
 import pytest
 
+from support.errors import raises_naming
 from support.peers.fault_plans import FailedError
 
 SEEN_SECONDS = 60.0
@@ -27,55 +28,56 @@ class Caller(Protocol):
         headers: dict[str, str] | None = None,
     ) -> Any: ...
 
-    async def send(
-        self, service: str, handler: str, argument: Any = None, *, key: str = ""
-    ) -> None: ...
-
 
 Scenario = Callable[[Caller, Path], Awaitable[None]]
+NAMES = [f"n{number}" for number in range(5)]
 
 
-def lines(file: Path) -> list[str]:
+def read_lines(file: Path) -> list[str]:
     return file.read_text().splitlines()
 
 
-async def until(holds: Callable[[], Awaitable[bool]]) -> None:
-    """Wait until it holds."""
+async def until(condition: Callable[[], Awaitable[bool]]) -> None:
+    """Wait until the condition holds."""
 
-    async def again() -> None:
-        while not await holds():  # noqa: ASYNC110
+    async def wait() -> None:
+        while not await condition():  # noqa: ASYNC110
             await asyncio.sleep(0.02)
 
-    await asyncio.wait_for(again(), SEEN_SECONDS)
+    await asyncio.wait_for(wait(), SEEN_SECONDS)
 
 
-async def greets(caller: Caller, _: Path) -> None:
-    assert await caller.call("Steps", "greet", "you") == "hello you"
+def returns(handler: str, argument: Any, result: Any) -> Scenario:
+    """Return a scene of one call of a handler of `Steps`."""
+
+    async def scenario(caller: Caller, _: Path) -> None:
+        assert await caller.call("Steps", handler, argument) == result
+
+    scenario.__name__ = handler
+    return scenario
+
+
+def fails(handler: str, code: int, message: str, argument: Any) -> Scenario:
+    """Return a scene of one call of a handler of `Steps` that ends with this failure."""
+
+    async def scenario(caller: Caller, _: Path) -> None:
+        with raises_naming(FailedError, code, message):
+            await caller.call("Steps", handler, argument)
+
+    scenario.__name__ = f"{handler} {code}"
+    return scenario
 
 
 async def runs_steps(caller: Caller, file: Path) -> None:
-    told = {"file": str(file), "count": 3}
-    assert await caller.call("Steps", "runs", told) == ["run 0", "run 1", "run 2"]
-    runs = [line for line in lines(file) if line.startswith("run")]
+    argument = {"file": str(file), "count": 3}
+    assert await caller.call("Steps", "runs", argument) == ["run 0", "run 1", "run 2"]
+    runs = [line for line in read_lines(file) if line.startswith("run")]
     assert runs == ["run 0", "run 1", "run 2"]
 
 
-async def sleeps(caller: Caller, _: Path) -> None:
-    assert await caller.call("Steps", "nap", 0.05) == "rested"
-
-
-async def calls_in_turn(caller: Caller, _: Path) -> None:
-    assert await caller.call("Steps", "chain", ["a", "b"]) == ["hello a", "hello b"]
-
-
-async def calls_at_once(caller: Caller, _: Path) -> None:
-    names = [f"n{number}" for number in range(5)]
-    assert await caller.call("Steps", "many", names) == [f"hello {name}" for name in names]
-
-
 async def sends_later(caller: Caller, _: Path) -> None:
-    told = {"key": "later", "seconds": 0.1}
-    assert await caller.call("Steps", "later", told) == "sent"
+    argument = {"key": "later", "seconds": 0.1}
+    assert await caller.call("Steps", "later", argument) == "sent"
 
     async def both_came() -> bool:
         return await caller.call("Counter", "total", key="later") == 12
@@ -83,65 +85,42 @@ async def sends_later(caller: Caller, _: Path) -> None:
     await until(both_came)
 
 
-async def awakeable_resolved(caller: Caller, _: Path) -> None:
-    assert await caller.call("Steps", "waits", "resolve") == {"got": 42}
-
-
-async def awakeable_rejected(caller: Caller, _: Path) -> None:
-    with pytest.raises(FailedError, match="refused") as failed:
-        await caller.call("Steps", "waits", "reject")
-    assert failed.value.code == 418
-
-
-async def fails_for_good(caller: Caller, _: Path) -> None:
-    with pytest.raises(FailedError, match="no such order") as failed:
-        await caller.call("Steps", "fails", {"code": 404, "message": "no such order"})
-    assert failed.value.code == 404
-
-
-async def hears_of_a_failure(caller: Caller, _: Path) -> None:
-    told = {"code": 409, "message": "taken"}
-    assert await caller.call("Steps", "calls_failing", told) == "409 taken"
-
-
-async def tries_again(caller: Caller, file: Path) -> None:
+async def retries_an_attempt(caller: Caller, file: Path) -> None:
     assert await caller.call("Steps", "flaky", {"file": str(file), "times": 2}) == 2
-    assert lines(file).count("first") == 1
+    assert read_lines(file).count("first") == 1
 
 
-async def run_tried_again(caller: Caller, file: Path) -> None:
-    told = {"file": str(file), "times": 2, "most": 5}
-    assert await caller.call("Steps", "tries", told) == "done"
-    assert lines(file) == ["try"] * 3
+async def retries_a_run(caller: Caller, file: Path) -> None:
+    argument = {"file": str(file), "times": 2, "most": 5}
+    assert await caller.call("Steps", "tries", argument) == "done"
+    assert read_lines(file) == ["try"] * 3
 
 
-async def run_given_up(caller: Caller, file: Path) -> None:
-    with pytest.raises(FailedError, match="not yet") as failed:
-        await caller.call("Steps", "tries", {"file": str(file), "times": 9, "most": 2})
-    assert failed.value.code == 500
-    assert lines(file) == ["try"] * 2
+async def gives_a_run_up(caller: Caller, file: Path) -> None:
+    argument = {"file": str(file), "times": 9, "most": 2}
+    await fails("tries", 500, "not yet", argument)(caller, file)
+    assert read_lines(file) == ["try"] * 2
 
 
-async def run_refused(caller: Caller, file: Path) -> None:
-    with pytest.raises(FailedError, match="refused") as failed:
-        await caller.call("Steps", "refuses", {"file": str(file)})
-    assert (failed.value.code, lines(file)) == (422, ["refused"])
+async def fails_in_a_run(caller: Caller, file: Path) -> None:
+    await fails("refuses", 422, "refused", {"file": str(file)})(caller, file)
+    assert read_lines(file) == ["refused"]
 
 
 async def keeps_state(caller: Caller, _: Path) -> None:
-    one = "state"
-    assert await caller.call("Counter", "total", key=one) is None
-    assert await caller.call("Counter", "add", 3, key=one) == 3
-    assert await caller.call("Counter", "add", 4, key=one) == 7
+    key = "state"
+    assert await caller.call("Counter", "total", key=key) is None
+    assert await caller.call("Counter", "add", 3, key=key) == 3
+    assert await caller.call("Counter", "add", 4, key=key) == 7
     assert await caller.call("Counter", "total", key="another") is None
-    assert await caller.call("Counter", "keys", key=one) == ["last 3", "last 4", "total"]
-    assert await caller.call("Counter", "forget", "last 3", key=one) is None
-    assert await caller.call("Counter", "keys", key=one) == ["last 4", "total"]
-    assert await caller.call("Counter", "forget_all", key=one) == [None, []]
-    assert await caller.call("Counter", "total", key=one) is None
+    assert await caller.call("Counter", "keys", key=key) == ["last 3", "last 4", "total"]
+    assert await caller.call("Counter", "forget", "last 3", key=key) is None
+    assert await caller.call("Counter", "keys", key=key) == ["last 4", "total"]
+    assert await caller.call("Counter", "forget_all", key=key) == [None, []]
+    assert await caller.call("Counter", "total", key=key) is None
 
 
-async def reads_what_is_too_much_to_be_sent_at_once(caller: Caller, _: Path) -> None:
+async def reads_state_too_large_to_be_sent_at_once(caller: Caller, _: Path) -> None:
     sizes = {"small": 10, "large": 60_000, "larger": 70_000}
     await caller.call("Counter", "hold", sizes, key="much")
     names = [*sizes, "none"]
@@ -150,56 +129,45 @@ async def reads_what_is_too_much_to_be_sent_at_once(caller: Caller, _: Path) -> 
 
 
 async def passes_headers_on(caller: Caller, _: Path) -> None:
-    got = await caller.call("Steps", "headed", "", headers={"x-told": "me"})
-    assert got == {"x-told": "me"}
+    headers = {"x-told": "me"}
+    assert await caller.call("Steps", "headed", "", headers=headers) == headers
 
 
 async def takes_turns(caller: Caller, _: Path) -> None:
-    told = [{"item": number, "seconds": 0.02} for number in range(4)]
-    every = [caller.call("Counter", "slowly", each, key="turns") for each in told]
-    got = await asyncio.gather(*every)
-    assert sorted(map(len, got)) == [1, 2, 3, 4]
-    longest = max(got, key=len)
-    assert all(each == longest[: len(each)] for each in got)
+    items = [{"item": number, "seconds": 0.02} for number in range(4)]
+    calls = [caller.call("Counter", "slowly", item, key="turns") for item in items]
+    results = sorted(await asyncio.gather(*calls), key=len)
+    assert [len(result) for result in results] == [1, 2, 3, 4]
+    assert all(result == results[-1][: len(result)] for result in results)
 
 
-async def promise_kept(caller: Caller, _: Path) -> None:
-    begun = asyncio.create_task(caller.call("Signup", "run", "ann", key="ann"))
+async def keeps_a_promise(caller: Caller, _: Path) -> None:
+    signup = asyncio.create_task(caller.call("Signup", "run", "ann", key="ann"))
     assert await caller.call("Signup", "look", key="ann") is None
     await caller.call("Signup", "confirm", "a@b.c", key="ann")
-    assert await begun == "ann at a@b.c"
+    assert await signup == "ann at a@b.c"
     assert await caller.call("Signup", "look", key="ann") == "a@b.c"
     with pytest.raises(FailedError):
         await caller.call("Signup", "confirm", "again", key="ann")
 
 
-async def promise_broken(caller: Caller, _: Path) -> None:
-    begun = asyncio.create_task(caller.call("Signup", "run", "bob", key="bob"))
+async def breaks_a_promise(caller: Caller, _: Path) -> None:
+    signup = asyncio.create_task(caller.call("Signup", "run", "bob", key="bob"))
     await caller.call("Signup", "refuse", "no mail", key="bob")
-    with pytest.raises(FailedError, match="no mail") as failed:
-        await begun
-    assert failed.value.code == 410
+    with raises_naming(FailedError, 410, "no mail"):
+        await signup
 
 
 SCENARIOS: tuple[Scenario, ...] = (
-    greets,
-    runs_steps,
-    sleeps,
-    calls_in_turn,
-    calls_at_once,
-    sends_later,
-    awakeable_resolved,
-    awakeable_rejected,
-    fails_for_good,
-    hears_of_a_failure,
-    tries_again,
-    run_tried_again,
-    run_given_up,
-    run_refused,
-    keeps_state,
-    reads_what_is_too_much_to_be_sent_at_once,
-    passes_headers_on,
-    takes_turns,
-    promise_kept,
-    promise_broken,
+    returns("greet", "you", "hello you"),
+    returns("nap", 0.05, "rested"),
+    returns("chain", ["a", "b"], ["hello a", "hello b"]),
+    returns("many", NAMES, [f"hello {name}" for name in NAMES]),
+    returns("waits", "resolve", {"got": 42}),
+    returns("calls_failing", {"code": 409, "message": "taken"}, "409 taken"),
+    fails("waits", 418, "refused", "reject"),
+    fails("fails", 404, "no such order", {"code": 404, "message": "no such order"}),
+    *(runs_steps, sends_later, retries_an_attempt, retries_a_run, gives_a_run_up, fails_in_a_run),
+    *(keeps_state, reads_state_too_large_to_be_sent_at_once, passes_headers_on, takes_turns),
+    *(keeps_a_promise, breaks_a_promise),
 )

@@ -3,25 +3,15 @@
 from __future__ import annotations
 
 from datetime import timedelta
-from pathlib import Path
 from typing import Any
 
 import restate
 from restate import Context, ObjectContext, Service, VirtualObject, Workflow, WorkflowContext
 from restate.exceptions import TerminalError
 
+from support.invocations.effects import count, note
+
 steps, counter, signup = Service("Steps"), VirtualObject("Counter"), Workflow("Signup")
-
-
-def note(file: str, line: str) -> str:
-    """Append a line to the file: an effect that the world can count."""
-    with Path(file).open("a", encoding="utf-8") as lines:
-        lines.write(f"{line}\n")
-    return line
-
-
-def count(file: str, line: str) -> int:
-    return Path(file).read_text().splitlines().count(line) if Path(file).exists() else 0
 
 
 @steps.handler()
@@ -35,11 +25,13 @@ async def headed(ctx: Context, _: Any) -> dict[str, str]:
 
 
 @steps.handler()
-async def runs(ctx: Context, told: dict[str, Any]) -> list[str]:
+async def runs(ctx: Context, argument: dict[str, Any]) -> list[str]:
     done = []
-    for step in range(told["count"]):
-        done.append(await ctx.run(f"step {step}", lambda n=step: note(told["file"], f"run {n}")))
-        note(told["file"], f"past {step}")
+    for step in range(argument["count"]):
+        done.append(
+            await ctx.run(f"step {step}", lambda n=step: note(argument["file"], f"run {n}"))
+        )
+        note(argument["file"], f"past {step}")
     return done
 
 
@@ -61,9 +53,9 @@ async def many(ctx: Context, names: list[str]) -> list[str]:
 
 
 @steps.handler()
-async def later(ctx: Context, told: dict[str, Any]) -> str:
-    ctx.object_send(add, told["key"], 5, send_delay=timedelta(seconds=told["seconds"]))
-    ctx.object_send(add, told["key"], 7)
+async def later(ctx: Context, argument: dict[str, Any]) -> str:
+    ctx.object_send(add, argument["key"], 5, send_delay=timedelta(seconds=argument["seconds"]))
+    ctx.object_send(add, argument["key"], 7)
     return "sent"
 
 
@@ -75,51 +67,51 @@ async def waits(ctx: Context, way: str) -> Any:
 
 
 @steps.handler()
-async def settle(ctx: Context, told: dict[str, Any]) -> None:
-    if told["way"] == "resolve":
-        ctx.resolve_awakeable(told["id"], {"got": 42})
+async def settle(ctx: Context, argument: dict[str, Any]) -> None:
+    if argument["way"] == "resolve":
+        ctx.resolve_awakeable(argument["id"], {"got": 42})
     else:
-        ctx.reject_awakeable(told["id"], "refused", 418)
+        ctx.reject_awakeable(argument["id"], "refused", 418)
 
 
 @steps.handler()
-async def fails(_: Context, told: dict[str, Any]) -> None:
-    raise TerminalError(told["message"], told["code"])
+async def fails(_: Context, argument: dict[str, Any]) -> None:
+    raise TerminalError(argument["message"], argument["code"])
 
 
 @steps.handler()
-async def calls_failing(ctx: Context, told: dict[str, Any]) -> str:
+async def calls_failing(ctx: Context, argument: dict[str, Any]) -> str:
     try:
-        await ctx.service_call(fails, told)
+        await ctx.service_call(fails, argument)
     except TerminalError as error:
         return f"{error.status_code} {error.message}"
     return "nothing failed"
 
 
 @steps.handler()
-async def flaky(ctx: Context, told: dict[str, Any]) -> int:
-    await ctx.run("first", lambda: note(told["file"], "first"))
-    if count(told["file"], "try") < told["times"]:
-        note(told["file"], "try")
+async def flaky(ctx: Context, argument: dict[str, Any]) -> int:
+    await ctx.run("first", lambda: note(argument["file"], "first"))
+    if count(argument["file"], "try") < argument["times"]:
+        note(argument["file"], "try")
         raise RuntimeError("not yet")
-    return count(told["file"], "try")
+    return count(argument["file"], "try")
 
 
 @steps.handler()
-async def tries(ctx: Context, told: dict[str, Any]) -> str:
+async def tries(ctx: Context, argument: dict[str, Any]) -> str:
     def once() -> str:
-        note(told["file"], "try")
-        if count(told["file"], "try") <= told["times"]:
+        note(argument["file"], "try")
+        if count(argument["file"], "try") <= argument["times"]:
             raise RuntimeError("not yet")
         return "done"
 
-    return await ctx.run("tries", once, max_attempts=told["most"])
+    return await ctx.run("tries", once, max_attempts=argument["most"])
 
 
 @steps.handler()
-async def refuses(ctx: Context, told: dict[str, Any]) -> str:
+async def refuses(ctx: Context, argument: dict[str, Any]) -> str:
     def once() -> str:
-        note(told["file"], "refused")
+        note(argument["file"], "refused")
         raise TerminalError("refused", 422)
 
     return await ctx.run("refuses", once)
@@ -156,11 +148,11 @@ async def forget_all(ctx: ObjectContext, _: Any) -> list[Any]:
 
 
 @counter.handler()
-async def slowly(ctx: ObjectContext, told: dict[str, Any]) -> list[str]:
+async def slowly(ctx: ObjectContext, argument: dict[str, Any]) -> list[str]:
     items = await ctx.get("items") or []
-    await ctx.sleep(timedelta(seconds=told["seconds"]))
-    ctx.set("items", [*items, told["item"]])
-    return [*items, told["item"]]
+    await ctx.sleep(timedelta(seconds=argument["seconds"]))
+    ctx.set("items", [*items, argument["item"]])
+    return [*items, argument["item"]]
 
 
 @counter.handler()

@@ -17,7 +17,7 @@ INSTALL_SECONDS = 240
 
 
 def sdk_python() -> Path:
-    """Return a Python that has the SDK; made once a machine, skipped where it cannot be made."""
+    """Return a Python that has the SDK; made once on a machine, skipped where that fails."""
     if sys.version_info < (3, 11):
         pytest.skip(f"restate-sdk {VERSION} needs Python 3.11")
     folder = Path(tempfile.gettempdir()) / f"iscp_restate_sdk_{VERSION}_{_tag()}"
@@ -39,11 +39,11 @@ def _make(folder: Path) -> None:
     _run(sys.executable, "-m", "venv", "--clear", str(folder / "venv"))
     python = str(folder / "venv/bin/python")
     try:
-        done = _run(python, "-m", "pip", "install", "-q", "--retries", "1", *PACKAGES)
+        result = _run(python, "-m", "pip", "install", "-q", "--retries", "1", *PACKAGES)
     except subprocess.TimeoutExpired:
         pytest.skip(f"pip did not install {PACKAGES} in {INSTALL_SECONDS} s")
-    if done.returncode:
-        pytest.skip(f"pip cannot install {PACKAGES}: {done.stderr.strip().splitlines()[-1:]}")
+    if result.returncode:
+        pytest.skip(f"pip cannot install {PACKAGES}: {result.stderr.strip().splitlines()[-1:]}")
     (folder / "whole").touch()
 
 

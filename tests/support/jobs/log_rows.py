@@ -113,13 +113,13 @@ def span(start: int, to: int) -> Range:
 def at(log: SqlLog, version: int, *keys: JobKey) -> None:
     """Register the jobs and bring them to `version`."""
     add(log, *keys)
-    for claim in log.begin(over(*keys, to=version), "first", LAYOUT):
+    for claim in log.claim_jobs(over(*keys, to=version), "first", LAYOUT):
         complete(log, claim, moment(version), {})
 
 
 def carry_out(deployment, look):
     """Do to the log what a look's runs would do."""
     for dispatch in look.dispatches:
-        claims = deployment.log.begin(dispatch.iteration, "run", {}, queued_as=dispatch.name)
+        claims = deployment.log.claim_jobs(dispatch.iteration, "run", {}, queued_as=dispatch.name)
         for claim in claims:
             complete(deployment.log, claim, claim.range.to, {})

@@ -15,7 +15,7 @@ from deltalake import write_deltalake
 
 from iscp_dagster import Mirror, SourceTable, Vector
 from iscp_dagster.api.jobs import Jobs
-from iscp_dagster.clickhouse.connect.endpoint import Endpoint
+from iscp_dagster.clickhouse.connect.endpoint import ClickHouseEndpoint
 from iscp_dagster.joblog.iterations import Claim, Iteration
 from iscp_dagster.model.jobs import JobID
 from iscp_dagster.sync.deployment import Deployment
@@ -66,7 +66,7 @@ def orders(folder: Path) -> SourceTable:
 def in_memory(clock: Clock) -> Deployment:
     """Make a deployment with an ISCP log in memory and no service that answers."""
     return Deployment(
-        endpoint=Endpoint.parse("http://127.0.0.1:9"),
+        endpoint=ClickHouseEndpoint.parse("http://127.0.0.1:9"),
         log=log_in_memory(clock=clock),
         spark=no_spark,
         lake="/nowhere",
@@ -124,7 +124,7 @@ def begin(
     """Have a run begin the iteration of `due`, by default of the first index."""
     first = JobID(db=source.database, table=source.table, job=source.indexes[0].name)
     iteration = due(jobs, source, tenant, name or first)
-    (claim,) = jobs.deployment.log.begin(iteration, run, {})
+    (claim,) = jobs.deployment.log.claim_jobs(iteration, run, {})
     return claim
 
 

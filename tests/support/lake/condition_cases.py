@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from iscp_dagster.clickhouse.connect.endpoint import Endpoint
+from iscp_dagster.clickhouse.connect.endpoint import ClickHouseEndpoint
 from iscp_dagster.clickhouse.connect.quoting import quote_string
 from iscp_dagster.clickhouse.types.type_parser import parse_type
 from iscp_dagster.serve.columns import build_column
@@ -310,7 +310,7 @@ def _asked(edge):
     yield {name: {"_gte": literals[0], "_lte": literals[-1]}}
 
 
-def clickhouse_says(endpoint: Endpoint, edge: Edge):
+def clickhouse_says(endpoint: ClickHouseEndpoint, edge: Edge):
     """Return for each value, and then null, its row and what ClickHouse says to all conditions."""
     asked = build_column(edge.name, parse_type(edge.type))
     made = [f"CAST({value}, {quote_string(edge.type)})" for value, _ in edge.values]

@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 from iscp_dagster import SourceTable
-from iscp_dagster.clickhouse.connect.endpoint import Endpoint
+from iscp_dagster.clickhouse.connect.endpoint import ClickHouseEndpoint
 from iscp_dagster.clickhouse.connect.quoting import quote_identifier, quote_string
 from iscp_dagster.delta.read_plans import ReadKind
 from iscp_dagster.joblog.iterations import FailedStep, Iteration
@@ -37,12 +37,12 @@ from iscp_dagster.sync.iteration.commands import (
     ReturnOutcomes,
 )
 from iscp_dagster.sync.iteration.machine import IterationState, handle_event
-from iscp_dagster.sync.iteration.outcomes import Outcome, PendingCommit
+from iscp_dagster.sync.iteration.outcomes import Outcome, RowDelivery
 from iscp_dagster.sync.ledger import BatchLedger
 from iscp_dagster.sync.reading.reader import SourceReader
 from iscp_dagster.sync.writing.writer import IndexWriter
 from iscp_dagster.upkeep.position import read_positions
-from iscp_dagster.upkeep.verify import IndexVerdict, verify
+from iscp_dagster.upkeep.verify import IndexVerdict, compare_or_raise
 from support.spark.fake_spark import NearSpark
 
 FEED = "delta.enableChangeDataFeed = true, delta.enableInCommitTimestamps = true"
@@ -102,7 +102,7 @@ def deployment_at(
     log = SqlLog(f"sqlite:///{folder / 'iscp_log.sqlite'}")
     log.ensure()
     services = {
-        "endpoint": Endpoint.parse(clickhouse_url),
+        "endpoint": ClickHouseEndpoint.parse(clickhouse_url),
         "log": log,
         "spark": lambda: get_shared_session(spark) if isinstance(spark, str) else spark,
         "private_spark": lambda: create_private_session(spark) if isinstance(spark, str) else spark,
@@ -133,12 +133,12 @@ class Unpublished(Interpreter):
 LEDGERS: dict[Any, BatchLedger] = {}
 
 
-def ledger_of(delivery: PendingCommit) -> BatchLedger:
+def ledger_of(delivery: RowDelivery) -> BatchLedger:
     """Return the ledger of the iteration that made the delivery."""
     return LEDGERS[_holder(delivery)]
 
 
-def _holder(delivery: PendingCommit) -> Any:
+def _holder(delivery: RowDelivery) -> Any:
     return delivery.claim.key, delivery.claim.run_id, delivery.claim.fence
 
 
@@ -163,14 +163,14 @@ def one_by_one(*iteration: Any, **named: Any) -> Generator[Outcome, None, None]:
             yield from some
 
 
-def publish_all(deployment: Deployment, some: Sequence[PendingCommit]) -> list[Outcome]:
+def publish_all(deployment: Deployment, some: Sequence[RowDelivery]) -> list[Outcome]:
     """Publish deliveries of one index; a consumer may have settled its own already."""
     if some[0].published is not None:
         return list(some)
     reader: Any = SimpleNamespace(deployment=deployment)
     writer, ledger = IndexWriter(deployment), ledger_of(some[0])
     interpreter = Interpreter(reader=reader, writer=writer, ledger=ledger)
-    state = IterationState(open={each.claim.key: each.claim for each in some})
+    state = IterationState(open_claims={each.claim.key: each.claim for each in some})
     commands: list[Command] = [PlaceRows(tuple(some))]
     outcomes: list[Outcome] = []
     while commands:
@@ -183,7 +183,7 @@ def publish_all(deployment: Deployment, some: Sequence[PendingCommit]) -> list[O
     return outcomes
 
 
-def publish_one(deployment: Deployment, delivery: PendingCommit) -> PendingCommit:
+def publish_one(deployment: Deployment, delivery: RowDelivery) -> RowDelivery:
     """Publish one delivery and return it; raise the IscpError that prevented it."""
     (outcome,) = publish_all(deployment, [delivery])
     if isinstance(outcome, FailedStep):
@@ -264,9 +264,7 @@ class Table:
             table_id=self.deployment.make_delta_log(self.source).get_table_id()
         )
 
-    def materialize(
-        self, *tenants: str, run_id: str = "by hand"
-    ) -> list[PendingCommit | FailedStep]:
+    def materialize(self, *tenants: str, run_id: str = "by hand") -> list[RowDelivery | FailedStep]:
         """Materialize as a person does: repair, and go from every watermark to the last commit."""
         iterations = Iterations(
             deployment=self.deployment,
@@ -287,9 +285,9 @@ class Table:
         self.looked.append(look)
         return look
 
-    def follow(self, run_id: str = "run") -> list[PendingCommit | FailedStep]:
+    def follow(self, run_id: str = "run") -> list[RowDelivery | FailedStep]:
         """Look and run the due iterations until none is left, as the location does."""
-        outcomes: list[PendingCommit | FailedStep] = []
+        outcomes: list[RowDelivery | FailedStep] = []
         while dispatches := self.look().dispatches:
             for dispatch in dispatches:
                 outcomes += self.run(dispatch.iteration, run_id, queued_as=dispatch.name)
@@ -297,7 +295,7 @@ class Table:
 
     def run(
         self, iteration: Iteration, run_id: str = "run", *, queued_as: str | None = None
-    ) -> list[PendingCommit | FailedStep]:
+    ) -> list[RowDelivery | FailedStep]:
         """Run one iteration, and publish every delivery."""
         named = {"run_id": run_id, "queued_as": queued_as}
         delta_log = self.deployment.make_delta_log(self.source)
@@ -308,13 +306,13 @@ class Table:
         ]
 
     def published(
-        self, found: Iterator[PendingCommit | FailedStep]
-    ) -> list[PendingCommit | FailedStep]:
+        self, found: Iterator[RowDelivery | FailedStep]
+    ) -> list[RowDelivery | FailedStep]:
         """Return all outcomes, having published each delivery before asking for the next."""
         outcomes = []
         with closing(found):
             for outcome in found:
-                published = isinstance(outcome, PendingCommit)
+                published = isinstance(outcome, RowDelivery)
                 outcomes.append(publish_one(self.deployment, outcome) if published else outcome)
         return outcomes
 
@@ -345,7 +343,7 @@ class Table:
         return quote_identifier(self.source.database, f"{self.source.table}_{index.name}{suffix}")
 
     def verdicts(self) -> list[IndexVerdict]:
-        return verify(self.deployment, self.source)
+        return compare_or_raise(self.deployment, self.source)
 
     def check(self) -> None:
         """Check that every index is in step, agrees with the source, and has each key once."""
@@ -376,7 +374,7 @@ class Table:
         return (*tenant, *self.source.keys)
 
 
-def kinds(outcomes: list[PendingCommit | FailedStep]) -> list[ReadKind]:
+def kinds(outcomes: list[RowDelivery | FailedStep]) -> list[ReadKind]:
     """Return how each delivery was read; none may have failed."""
-    assert all(isinstance(each, PendingCommit) for each in outcomes), outcomes
+    assert all(isinstance(each, RowDelivery) for each in outcomes), outcomes
     return [each.plan.kind for each in outcomes]

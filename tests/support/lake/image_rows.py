@@ -160,22 +160,22 @@ class Alerts:
     def watermarks(self) -> dict[str, int]:
         return {job.key.tenant: job.watermark.version for job in self.log.list_jobs()}
 
-    def begun(self, to: int, *tenants: str, run: str = "run") -> ConsumerClaims:
+    def begin_run(self, to: int, *tenants: str, run: str = "run") -> ConsumerClaims:
         jobs = [job for job in self.log.list_jobs() if not tenants or job.key.tenant in tenants]
         iteration = Iteration.from_jobs(jobs, moment(to))
-        return ConsumerClaims(log=self.log, claims=self.log.begin(iteration, run, {}))
+        return ConsumerClaims(log=self.log, claims=self.log.claim_jobs(iteration, run, {}))
 
     def iterate(self, to: int, *tenants: str, gap: str = "") -> Retriever:
         """Bring the tenants' jobs to a version; with `gap`, by a snapshot for that reason."""
-        sink = self.begun(to, *tenants)
+        sink = self.begin_run(to, *tenants)
         while True:
-            found = self.consumed(sink, gap=gap)
+            found = self.consume(sink, gap=gap)
             left = [claim for claim in found.next_claims.values() if claim is not None]
             if not left:
                 return found
             sink = ConsumerClaims(log=self.log, claims=left)
 
-    def consumed(
+    def consume(
         self, sink: ConsumerClaims, *, gap: str = "", outbox: Outbox | None = None
     ) -> Retriever:
         """Have the consumer take the step of the sink's claims."""
@@ -220,10 +220,10 @@ class Alerts:
             coming.put(pa.Table.from_pylist(some, SCHEMA))
         coming.put(None)
         return Retriever(
-            share=share,
+            scan=share,
             move_watermarks=sink.move_watermarks,
-            find_lost=sink.find_lost,
-            coming=coming,
+            find_lost_tenants=sink.find_lost_tenants,
+            messages=coming,
         )
 
     def events(self) -> list[tuple[str, str, str, int]]:

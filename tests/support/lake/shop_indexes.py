@@ -11,8 +11,8 @@ import pyarrow as pa
 from starlette.testclient import TestClient
 
 from iscp_dagster import FullText, Mirror, SourceTable, Vector
-from iscp_dagster.clickhouse.connect.endpoint import Endpoint
-from iscp_dagster.clickhouse.tables.ddl import IndexTable
+from iscp_dagster.clickhouse.connect.endpoint import ClickHouseEndpoint
+from iscp_dagster.clickhouse.tables.ddl import IndexShape
 from iscp_dagster.clickhouse.tables.indexes import IndexStore
 from iscp_dagster.model.declared.schema import Array, Decimal, DeltaField, Primitive
 from iscp_dagster.serve.access import FileAccess, OpenAccess
@@ -65,7 +65,7 @@ def table_of(rows: list[tuple[Any, ...]], version: int = 1) -> pa.Table:
 class Shop:
     """The served shop; each has a database of its own."""
 
-    endpoint: Endpoint
+    endpoint: ClickHouseEndpoint
     database: str = field(default_factory=lambda: f"shop{next(NUMBERS)}")
     indexes: tuple[Any, ...] = (Mirror(), FullText("body"), Vector("v", dimension=2))
 
@@ -76,7 +76,7 @@ class Shop:
         )
 
     def store(self, index: Any) -> IndexStore:
-        shape = IndexTable(source=self.source, index=index, fields=FIELDS)
+        shape = IndexShape(source=self.source, index=index, fields=FIELDS)
         return IndexStore(endpoint=self.endpoint, shape=shape)
 
     def build(self, index: Any, rows: list[tuple[Any, ...]] = TICKETS) -> None:

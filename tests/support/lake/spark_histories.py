@@ -19,7 +19,7 @@ from iscp_dagster import Mirror, SourceTable
 from iscp_dagster.clickhouse.connect.quoting import quote_identifier
 from iscp_dagster.model.declared.tables import Index
 from iscp_dagster.sync.deployment import Deployment
-from iscp_dagster.sync.iteration.outcomes import PendingCommit
+from iscp_dagster.sync.iteration.outcomes import RowDelivery
 from iscp_dagster.upkeep.position import read_positions
 from support.lake.delta_tables import FEED, Table
 from support.lake.plain_values import as_bytes, plain
@@ -89,7 +89,7 @@ def live(history: History, deployment: Deployment, writer: Any) -> None:
 
 def synchronize(table: Table) -> None:
     """Follow the table until nothing is due; every job must then be at its last version."""
-    failed = [each for each in table.follow() if not isinstance(each, PendingCommit)]
+    failed = [each for each in table.follow() if not isinstance(each, RowDelivery)]
     assert not failed, failed
     late = [each for each in read_positions(table.deployment, table.source) if not each.in_step]
     assert not late, late

@@ -6,7 +6,7 @@ from datetime import datetime, timedelta, timezone
 from iscp_dagster import SourceTable
 from iscp_dagster.clickhouse.connect.quoting import quote_string
 from iscp_dagster.clickhouse.kinds.changes import Changes
-from iscp_dagster.clickhouse.tables.ddl import SETTINGS, IndexTable
+from iscp_dagster.clickhouse.tables.ddl import SETTINGS, IndexShape
 from iscp_dagster.clickhouse.tables.generations import IndexData
 from iscp_dagster.joblog.iterations import Iteration, WrittenStep
 from iscp_dagster.model.declared.images import IMAGE_FIELDS, ChangeKind
@@ -44,7 +44,7 @@ class ImageTable:
         self.create()
 
     def shape(self, generation=0):
-        return IndexTable(
+        return IndexShape(
             source=self.source,
             index=self.source.indexes[0],
             fields=[*FIELDS, *IMAGE_FIELDS],
@@ -119,5 +119,5 @@ def reach(log, version, *tenants, name=NAME):
     """Complete an iteration of each tenant's job up to a version."""
     for job in log.list_jobs(name=name, tenants=tenants):
         to = Moment(version, version * 1_000_000)
-        for claim in log.begin(Iteration.from_jobs([job], to), "run", {}):
+        for claim in log.claim_jobs(Iteration.from_jobs([job], to), "run", {}):
             log.complete([WrittenStep(claim=claim, to=to, counts={})])

@@ -106,7 +106,7 @@ class FakeIndex:
         changes = [
             stamp(tenant, version, 0, key, ChangeKind.BASE, None, value) for key, value in rows
         ]
-        return ChangePage(timed_changes=tuple(changes), complete=len(changes) < most)
+        return ChangePage(stamped_changes=tuple(changes), complete=len(changes) < most)
 
     def read_changes(self, spans, most):
         self._fail()
@@ -119,7 +119,7 @@ class FakeIndex:
         )
         page = tuple(stamp(tenant, *change) for _, tenant, _, change in changes[:most])
         begins = self.read_beginnings([span.tenant for span in spans])
-        return ChangePage(timed_changes=page, complete=len(page) < most, beginnings=begins)
+        return ChangePage(stamped_changes=page, complete=len(page) < most, beginnings=begins)
 
     def _list_kept(self, tenant):
         """The changes after the tenant's history began."""

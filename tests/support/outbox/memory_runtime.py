@@ -47,7 +47,7 @@ class Runtime:
     keys: list[str | None] = field(default_factory=list)
     _lock: threading.Lock = field(default_factory=threading.Lock)
 
-    def is_keyed(self, url, service, handler):
+    def ensure_handler(self, url, service, handler):
         self._check_up()
         return self.keyed_by_tenant
 
@@ -152,11 +152,11 @@ def retriever_of(
         tenant_column="desk",
         others=True,
     )
-    retriever = Retriever(share=share)
-    retriever.coming.maxsize = 0
+    retriever = Retriever(scan=share)
+    retriever.messages.maxsize = 0
     while rows:
         size = len(rows) if dice is None else dice.randint(1, len(rows))
-        retriever.coming.put(rows_of(rows[:size]))
+        retriever.messages.put(rows_of(rows[:size]))
         rows = rows[size:]
-    retriever.coming.put(None)
+    retriever.messages.put(None)
     return retriever

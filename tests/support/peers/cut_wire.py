@@ -1,4 +1,4 @@
-"""A wire between a runtime and a service endpoint that is cut after so many bytes."""
+"""A wire between a runtime and a service endpoint, which is cut after a number of bytes."""
 
 from __future__ import annotations
 
@@ -6,15 +6,18 @@ import asyncio
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any
 from urllib.parse import urlsplit
+
+from runtime_support.endpoints.scripted_peers import raw_peer
 
 UP, DOWN = "up", "down"
 
 
 @dataclass
 class Wire:
-    """Cuts every connection once `left` more bytes have gone the way; then it is whole again."""
+    """Cuts every connection once `left` more bytes have gone one way; then it is whole again."""
 
     way: str = ""
     left: int = 0
@@ -24,8 +27,8 @@ class Wire:
     def arm(self, way: str, left: int) -> None:
         self.way, self.left = way, left
 
-    def pass_(self, way: str, data: bytes) -> bytes:
-        """The bytes that get through."""
+    def let_through(self, way: str, data: bytes) -> bytes:
+        """Return the bytes that get through."""
         if way != self.way:
             return data
         self.left -= len(data)
@@ -34,7 +37,7 @@ class Wire:
     async def pump(self, way: str, reader: Any, writer: Any) -> None:
         with suppress(ConnectionError):
             while data := await reader.read(65_536):
-                writer.write(self.pass_(way, data))
+                writer.write(self.let_through(way, data))
                 await writer.drain()
                 if way == self.way and self.left < 0:
                     self.cut()
@@ -43,13 +46,13 @@ class Wire:
 
     def cut(self) -> None:
         self.way, self.cuts = "", self.cuts + 1
-        for each in list(self._ends):
-            each.close()
+        for end in list(self._ends):
+            end.close()
 
-    async def join(self, there: Any, reader: Any, writer: Any) -> None:
+    async def join(self, address: Any, reader: Any, writer: Any) -> None:
         """Carry one connection until it ends."""
         try:
-            far_reader, far_writer = await asyncio.open_connection(there.hostname, there.port)
+            far_reader, far_writer = await asyncio.open_connection(address.hostname, address.port)
         except ConnectionError:
             writer.close()
             return
@@ -61,25 +64,13 @@ class Wire:
             )
         finally:
             self._ends -= ends
-            for each in ends:
-                each.close()
+            for end in ends:
+                end.close()
 
 
 @asynccontextmanager
 async def wired(url: str) -> AsyncIterator[tuple[Wire, str]]:
-    """Run a wire to the address until the end of the block; it, and its own address."""
-    wire, tasks = Wire(), set()
-
-    async def joined(reader: Any, writer: Any) -> None:
-        tasks.add(asyncio.current_task())
-        with suppress(asyncio.CancelledError):
-            await wire.join(urlsplit(url), reader, writer)
-
-    server = await asyncio.start_server(joined, "127.0.0.1", 0)
-    try:
-        yield wire, f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}"
-    finally:
-        server.close()
-        for each in tasks:
-            each.cancel()
-        await asyncio.gather(*tasks, return_exceptions=True)
+    """Run a wire to the address until the end of the block; yield it, and its own address."""
+    wire = Wire()
+    async with raw_peer(partial(wire.join, urlsplit(url))) as wire_url:
+        yield wire, wire_url

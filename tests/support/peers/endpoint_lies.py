@@ -25,7 +25,7 @@ class Answer:
     """What is sent over HTTP/1.1 in place of a response."""
 
 
-def packed(*packets: Packet) -> bytes:
+def pack(*packets: Packet) -> bytes:
     return b"".join(each.bytes() for each in packets)
 
 
@@ -40,41 +40,43 @@ TRUE_STARTS = [
 """Entries that may come before a lie; they are stored."""
 
 
-def _told(chance: Random, *lies: Packet | bytes) -> Answer:
-    told = chance.sample(TRUE_STARTS, chance.randrange(3))
+def _build_answer(chance: Random, *lies: Packet | bytes) -> Answer:
+    starts = chance.sample(TRUE_STARTS, chance.randrange(3))
     return Answer(
-        body=packed(*told) + b"".join(x if isinstance(x, bytes) else x.bytes() for x in lies)
+        body=pack(*starts) + b"".join(x if isinstance(x, bytes) else x.bytes() for x in lies)
     )
 
 
 def heads(chance: Random) -> Answer:
-    """Responses that are none of a service endpoint."""
+    """Responses that no service endpoint gives."""
     wrong = ["text/html", None, "application/vnd.restate.invocation.v9", MEDIA[:-9]]
     if chance.random() < 0.5:
-        return Answer(media=chance.choice(wrong), body=packed(*DONE))
+        return Answer(media=chance.choice(wrong), body=pack(*DONE))
     return Answer(status=chance.choice([201, 204, 302, 400, 404, 415, 429, 500, 503]), body=b"no")
 
 
 def broken(chance: Random) -> Answer:
     """Streams that break off, within a message or between two."""
-    body = packed(*chance.sample(TRUE_STARTS, 3), *DONE)
+    body = pack(*chance.sample(TRUE_STARTS, 3), *DONE)
     return Answer(body=body[: chance.randrange(len(body) - 8)], broken=chance.random() < 0.7)
 
 
 def oversized(chance: Random) -> Answer:
     code = chance.choice([0x0401, 0x0801, 0x0C05, 0xFC00])
-    return _told(chance, HEADER.pack(code, 0, chance.randrange(1 << 26, 1 << 32)) + b"x" * 100)
+    return _build_answer(
+        chance, HEADER.pack(code, 0, chance.randrange(1 << 26, 1 << 32)) + b"x" * 100
+    )
 
 
 def unknown(chance: Random) -> Answer:
     codes = [code for code in (*range(6, 12), *range(0x400, 0x410), *range(0x800, 0x820)) if code]
     codes += [0x0C0A, 0x0C20, 0x1000, 0xFBFF]
     lies = [code for code in codes if code not in coded()]
-    return _told(chance, Packet(chance.choice(lies), 0, b""), *DONE)
+    return _build_answer(chance, Packet(chance.choice(lies), 0, b""), *DONE)
 
 
 def flags(chance: Random) -> Answer:
-    """COMPLETED where nothing completes, or without its result; bits that nobody has."""
+    """COMPLETED where nothing completes, or without its result; unknown bits."""
     lies = [
         packet("SetState", COMPLETED, key=b"k", value=b"v"),
         packet("Run", COMPLETED | ACK, value=b"1"),
@@ -87,13 +89,13 @@ def flags(chance: Random) -> Answer:
         packet("End", ACK),
         packet("Suspension", COMPLETED, entry_indexes=[0]),
     ]
-    return _told(chance, chance.choice(lies), *DONE)
+    return _build_answer(chance, chance.choice(lies), *DONE)
 
 
 def suspensions(chance: Random) -> Answer:
     """On nothing, on what was not sent, is not completable, or is completed."""
     done = packet("GetState", COMPLETED, key=b"k", empty={})
-    told = [
+    lies = [
         (packet("Suspension"),),
         (packet("Suspension", entry_indexes=[chance.randrange(20, 1 << 32)]),),
         (packet("Suspension", entry_indexes=[0]),),
@@ -101,7 +103,7 @@ def suspensions(chance: Random) -> Answer:
         (done, packet("Suspension", entry_indexes=[1])),
         (packet("OneWayCall", **TO_ITSELF), packet("Suspension", entry_indexes=[1])),
     ]
-    return Answer(body=packed(*chance.choice(told)))
+    return Answer(body=pack(*chance.choice(lies)))
 
 
 def endings(chance: Random) -> Answer:
@@ -117,11 +119,11 @@ def endings(chance: Random) -> Answer:
         (packet("Output"), DONE[1]),
         (packet("Run", ACK), *DONE),
     ]
-    return _told(chance, *chance.choice(lies))
+    return _build_answer(chance, *chance.choice(lies))
 
 
 def bodies(chance: Random) -> Answer:
-    """Messages that are no protobuf, or hold what their kind may not hold."""
+    """Messages that are not protobuf, or have contents that their kind may not have."""
     code = chance.choice([code for code in coded() if code > 1])
     junk = [
         Packet(code, 0, b"\x0a\xff\xff\xff\xff\x0f"),
@@ -133,7 +135,7 @@ def bodies(chance: Random) -> Answer:
         packet("CancelInvocation"),
         packet("AttachInvocation"),
     ]
-    return _told(chance, chance.choice(junk), *DONE)
+    return _build_answer(chance, chance.choice(junk), *DONE)
 
 
 def refused(chance: Random) -> Answer:
@@ -150,11 +152,11 @@ def refused(chance: Random) -> Answer:
         packet("CancelInvocation", call_entry_index=77),
         packet("CancelInvocation", invocation_id="nonsense"),
     ]
-    return _told(chance, chance.choice(lies), *DONE)
+    return _build_answer(chance, chance.choice(lies), *DONE)
 
 
 def http1(chance: Random) -> Answer:
-    """What is no HTTP."""
+    """Bytes that are not HTTP."""
     head = b"HTTP/1.1 200 OK\r\ncontent-type: application/vnd.restate.invocation.v3\r\n"
     lies = [
         b"",

@@ -13,20 +13,20 @@ from support.peers.wire import Packet, Result
 
 @dataclass(kw_only=True)
 class Plan:
-    """Faults, told by the index of the journal's entry that they concern."""
+    """Faults, by the index of the journal's entry that they concern."""
 
     cuts: dict[int, bool] = field(default_factory=dict)
-    """The stream breaks off when the entry came: stored (True) or lost (False); once each."""
+    """The stream breaks off after this entry, which is stored (True) or lost (False); once each."""
     order: tuple[int, ...] = ()
-    """These completions are told in this order, each only after those before it."""
+    """These completions are sent in this order, each only after those before it."""
     lost: frozenset[int] = frozenset()
-    """These completions are never told while the stream lives; the request ends instead."""
+    """These completions are not sent while the stream lives; the request ends instead."""
     twice: frozenset[int] = frozenset()
-    """These completions and acknowledgements are told twice."""
+    """These completions and acknowledgements are sent twice."""
     piece: int = 0
     """Bytes that are written at a time; 0 writes all at once."""
     eager: Callable[[bytes], bool] | None = lambda _: True
-    """The keys of the state that StartMessage carries; None for a map that is not known whole."""
+    """Which keys of the state StartMessage carries; None for a partial map."""
     attempts: int = 30
     """After so many attempts the invocation counts as hung."""
 
@@ -46,7 +46,7 @@ class Invocation:
     handler: str
     key: str
     alone: bool
-    """Whether no other that writes its key's state runs beside it."""
+    """Whether no other invocation that writes its key's state runs beside it."""
     plan: Plan
     journal: list[Packet]
     output: asyncio.Future[Result]
@@ -58,8 +58,8 @@ class Invocation:
     suspended: list[tuple[int, ...]] = field(default_factory=list)
     children: dict[int, Invocation] = field(default_factory=dict)
     canceled: bool = False
-    told: Callable[[int], None] = lambda _: None
-    """Hears of each entry that is completed while a stream lives."""
+    on_completion: Callable[[int], None] = lambda _: None
+    """Called with each entry that is completed while a stream lives."""
     changed: asyncio.Event = field(default_factory=asyncio.Event)
 
     @property
@@ -67,18 +67,14 @@ class Invocation:
         return "inv_1" + base64.urlsafe_b64encode(self.id).decode().rstrip("=")
 
     def complete(self, index: int, result: Result) -> None:
-        """Complete an entry that is not; a completed one stays as it is."""
+        """Complete an entry; a completed one stays as it is."""
         if not self.journal[index].completed:
             self.journal[index] = self.journal[index].with_result(result)
             self.changed.set()
-            self.told(index)
-
-    def awakeable(self, index: int) -> str:
-        packed = self.id + index.to_bytes(4, "big")
-        return "prom_1" + base64.urlsafe_b64encode(packed).decode().rstrip("=")
+            self.on_completion(index)
 
 
-def addressed(awakeable: str) -> tuple[bytes, int]:
+def parse_awakeable(awakeable: str) -> tuple[bytes, int]:
     """Return the invocation's id and the entry's index that an awakeable's id holds."""
     assert awakeable.startswith("prom_1"), awakeable
     text = awakeable.removeprefix("prom_1")

@@ -11,28 +11,28 @@ from typing import Any
 import h2.events
 
 from runtime_support.endpoints.scripted_peers import h2_peer, raw_peer
-from support.peers.endpoint_lies import DONE, Answer, packed
-from support.peers.wire import Packet, unpacked
+from support.peers.endpoint_lies import DONE, Answer, pack
+from support.peers.wire import Packet, unpack
 
 MANIFEST = "application/vnd.restate.endpointmanifest.v1+json"
 _HEADER_END = b"\r\n\r\n"
 
 
 class Liar:
-    """Answers the first attempt of the invocation with input N by its N-th lie."""
+    """Answers the first attempt of the invocation with input N with its N-th lie."""
 
     def __init__(self, lies: list[Answer], *, version: int = 3) -> None:
         self.lies, self.version = lies, version
         self.attempts: Counter[int] = Counter()
 
     def manifest(self, *, duplex: bool) -> bytes:
-        told = {
+        manifest = {
             "protocolMode": "BIDI_STREAM" if duplex else "REQUEST_RESPONSE",
             "minProtocolVersion": 1,
             "maxProtocolVersion": self.version,
             "services": [{"name": "Liar", "ty": "VIRTUAL_OBJECT", "handlers": [{"name": "go"}]}],
         }
-        return json.dumps(told).encode()
+        return json.dumps(manifest).encode()
 
     def answer(self, request: list[Packet]) -> Answer:
         number = int(request[1].message["value"] or b"-1")
@@ -40,7 +40,7 @@ class Liar:
         if number >= 0 and self.attempts[number] == 1:
             return self.lies[number]
         ended = any(each.name == "OutputEntryMessage" for each in request)
-        return Answer(body=packed(*DONE[ended:]))
+        return Answer(body=pack(*DONE[ended:]))
 
     def head(self, answer: Answer) -> list[tuple[str, str]]:
         media = answer.media and answer.media.format(version=self.version)
@@ -58,13 +58,13 @@ class Liar:
             if head.startswith(b"GET"):
                 answer = Answer(media=MANIFEST, body=self.manifest(duplex=False))
             else:
-                answer = self.answer(unpacked(body)[0])
-            writer.write(self._written(answer) if answer.raw is None else answer.raw)
+                answer = self.answer(unpack(body)[0])
+            writer.write(self._format(answer) if answer.raw is None else answer.raw)
             await writer.drain()
             if answer.broken:
                 return
 
-    def _written(self, answer: Answer) -> bytes:
+    def _format(self, answer: Answer) -> bytes:
         length = len(answer.body) + 10 * answer.broken
         head = [*self.head(answer), ("content-length", str(length))]
         lines = "".join(f"{name}: {value}\r\n" for name, value in head)
@@ -73,7 +73,7 @@ class Liar:
             b"" if empty else answer.body
         )
 
-    def heard(self) -> Callable[[Any, Any], Any]:
+    def make_listener(self) -> Callable[[Any, Any], Any]:
         """Speak HTTP/2 on one connection."""
         parts: dict[int, bytes] = {}
 
@@ -86,10 +86,10 @@ class Liar:
             elif isinstance(event, h2.events.DataReceived) and event.stream_id in parts:
                 connection.acknowledge_received_data(event.flow_controlled_length, event.stream_id)
                 parts[event.stream_id] += event.data
-                found, _ = unpacked(parts[event.stream_id])
-                if found and len(found) > found[0].message["known_entries"]:
+                packets, _ = unpack(parts[event.stream_id])
+                if packets and len(packets) > packets[0].message["known_entries"]:
                     del parts[event.stream_id]
-                    self._respond(connection, event.stream_id, self.answer(found))
+                    self._respond(connection, event.stream_id, self.answer(packets))
 
         return hear
 
@@ -119,16 +119,16 @@ async def _body(reader: Any, head: bytes) -> bytes:
 
 @asynccontextmanager
 async def lying(liar: Liar, *, http: int) -> AsyncIterator[str]:
-    """Run it until the end of the block; its address."""
+    """Run it until the end of the block; yield its address."""
     if http == 1:
         async with raw_peer(liar.talk) as url:
             yield url
         return
-    ears: dict[int, Callable[[Any, Any], Any]] = {}
+    listeners: dict[int, Callable[[Any, Any], Any]] = {}
 
     def hear(connection: Any, event: Any) -> Any:
-        ear = ears.setdefault(id(connection), liar.heard())
-        return ear(connection, event)
+        listener = listeners.setdefault(id(connection), liar.make_listener())
+        return listener(connection, event)
 
     async with h2_peer(hear) as url:
         yield url

@@ -14,7 +14,7 @@ PROTO = (
 _CODE = re.compile(r"// Type: 0x([0-9A-F]+) \+ ([0-9A-F]+)")
 _OPEN = re.compile(r"(message|oneof|enum) (\w+) \{")
 _FIELD = re.compile(r"(repeated |optional )?([\w.]+) (\w+) = (\d+);")
-_SAYS = re.compile(r"// (Completable|Fallible): (Yes|No)")
+_COMPLETABLE = re.compile(r"// Completable: (Yes|No)")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -24,17 +24,16 @@ class Field:
     name: str
     repeated: bool = False
     explicit: bool = False
-    """Written even when it holds its default: optional, or one of several."""
+    """Whether it is written also with its default: an optional field, or one of several."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Shape:
-    """A message: its code (None for what is only nested in others) and its fields."""
+    """A message: its code (None for one that is only nested in others) and its fields."""
 
     name: str
     code: int | None
     completable: bool
-    fallible: bool
     fields: tuple[Field, ...]
 
 
@@ -43,44 +42,43 @@ class _Reader:
         self.shapes: dict[str, Shape] = {}
         self._open: list[tuple[str, str]] = []
         self._fields: list[list[Field]] = []
-        self._said: list[dict[str, int | bool]] = []
-        self._told: dict[str, int | bool] = {}
+        self._comments: list[dict[str, int | bool]] = []
+        self._pending: dict[str, int | bool] = {}
 
     def read(self, line: str) -> None:
         """Take one line, stripped."""
-        if found := _CODE.match(line):
-            self._told["code"] = int(found[1], 16) + int(found[2], 16)
-        elif found := _SAYS.match(line):
-            self._told[found[1]] = found[2] == "Yes"
-        elif found := _OPEN.match(line):
-            self._begin(found[1], found[2])
+        if match := _CODE.match(line):
+            self._pending["code"] = int(match[1], 16) + int(match[2], 16)
+        elif match := _COMPLETABLE.match(line):
+            self._pending["completable"] = match[1] == "Yes"
+        elif match := _OPEN.match(line):
+            self._begin(match[1], match[2])
         elif line.startswith("}") and self._open:
             self._end()
-        elif self._open and self._open[-1][0] != "enum" and (found := _FIELD.match(line)):
-            self._add(found)
+        elif self._open and self._open[-1][0] != "enum" and (match := _FIELD.match(line)):
+            self._add(match)
 
-    def _begin(self, what: str, name: str) -> None:
-        self._open.append((what, name))
-        if what == "message":
+    def _begin(self, kind: str, name: str) -> None:
+        self._open.append((kind, name))
+        if kind == "message":
             self._fields.append([])
-            self._said.append(self._told)
-            self._told = {}
+            self._comments.append(self._pending)
+            self._pending = {}
 
-    def _add(self, found: re.Match[str]) -> None:
-        label = (found[1] or "").strip()
+    def _add(self, match: re.Match[str]) -> None:
+        label = (match[1] or "").strip()
         explicit = label == "optional" or self._open[-1][0] == "oneof"
-        named = {"number": int(found[4]), "type": found[2].rpartition(".")[2], "name": found[3]}
+        named = {"number": int(match[4]), "type": match[2].rpartition(".")[2], "name": match[3]}
         self._fields[-1].append(Field(**named, repeated=label == "repeated", explicit=explicit))
 
     def _end(self) -> None:
-        what, name = self._open.pop()
-        if what == "message":
-            said = self._said.pop()
+        kind, name = self._open.pop()
+        if kind == "message":
+            comments = self._comments.pop()
             self.shapes[name] = Shape(
                 name=name,
-                code=said.get("code"),
-                completable=bool(said.get("Completable")),
-                fallible=bool(said.get("Fallible")),
+                code=comments.get("code"),
+                completable=bool(comments.get("completable")),
                 fields=tuple(self._fields.pop()),
             )
 
@@ -102,5 +100,5 @@ def coded() -> dict[int, Shape]:
 
 def code_of(name: str) -> int:
     """Return the code of a message, named without its ending: SetState, Sleep, Start."""
-    found = shapes().get(f"{name}EntryMessage") or shapes()[f"{name}Message"]
-    return found.code
+    shape = shapes().get(f"{name}EntryMessage") or shapes()[f"{name}Message"]
+    return shape.code

@@ -12,7 +12,7 @@ from typing import Any, Self
 from support.peers.attempt import Attempt, Ending
 from support.peers.entry_model import World
 from support.peers.fault_plans import FailedError, Invocation, Plan
-from support.peers.streams import Duplex, Exchange, asked
+from support.peers.streams import Duplex, Exchange, exchange
 from support.peers.wire import ACK, Packet, packet, result_of
 
 MANIFEST = "application/vnd.restate.endpointmanifest.v1+json"
@@ -22,15 +22,12 @@ HANG_SECONDS = 60.0
 class Peer:
     """Drives the services of one endpoint until their invocations end."""
 
-    def __init__(
-        self, url: str, *, duplex: bool, version: int, seed: int = 0, hang_up: bool = False
-    ) -> None:
+    def __init__(self, url: str, *, duplex: bool, version: int, hang_up: bool = False) -> None:
         self.url, self.duplex, self.version = url, duplex, version
         self.hang_up = hang_up
         """Whether to leave a stream after its last message, for an SDK that does not end it."""
         self.world = World(self._submit)
-        self.random = Random(seed)
-        self.manifest: dict[str, Any] = {}
+        self.random = Random(0)
         self._kinds: dict[tuple[str, str], str] = {}
         self._keyed: dict[tuple[str, str], asyncio.Lock] = defaultdict(asyncio.Lock)
         self._tasks: set[asyncio.Task[None]] = set()
@@ -54,14 +51,13 @@ class Peer:
     async def discover(self) -> None:
         """Read which services there are, and which handlers take turns."""
         stream = self._stream()
-        text = await asked(stream, "GET", "/discover", [("accept", MANIFEST)], b"")
+        text = await exchange(stream, "GET", "/discover", [("accept", MANIFEST)], b"")
         assert stream.status == 200, (stream.status, text)
         assert stream.headers["content-type"] == MANIFEST, stream.headers
-        self.manifest = json.loads(text)
-        for service in self.manifest["services"]:
-            alone = {"VIRTUAL_OBJECT": "EXCLUSIVE", "WORKFLOW": "WORKFLOW", "SERVICE": ""}
+        default_kinds = {"VIRTUAL_OBJECT": "EXCLUSIVE", "WORKFLOW": "WORKFLOW", "SERVICE": ""}
+        for service in json.loads(text)["services"]:
             for handler in service["handlers"]:
-                kind = handler.get("ty") or alone[service["ty"]]
+                kind = handler.get("ty") or default_kinds[service["ty"]]
                 self._kinds[service["name"], handler["name"]] = kind
 
     async def call(
@@ -74,29 +70,23 @@ class Peer:
         headers: dict[str, str] | None = None,
     ) -> Any:
         """Invoke the handler, and return what it returns."""
-        told = [{"key": name, "value": value} for name, value in (headers or {}).items()]
-        return await self.result(self.begin(service, handler, argument, key=key, headers=told))
-
-    async def send(
-        self, service: str, handler: str, argument: Any = None, *, key: str = ""
-    ) -> None:
-        """Invoke the handler without waiting for it."""
-        self.begin(service, handler, argument, key=key)
+        pairs = [{"key": name, "value": value} for name, value in (headers or {}).items()]
+        return await self.result(self.begin(service, handler, argument, key=key, headers=pairs))
 
     def begin(
         self, service: str, handler: str, argument: Any = None, *, key: str = "", **more: Any
     ) -> Invocation:
         return self._submit(service, handler, json.dumps(argument).encode(), key=key, **more)
 
-    async def result(self, of: Invocation) -> Any:
+    async def result(self, invocation: Invocation) -> Any:
         """Wait for the invocation's end; its failure is raised."""
         done, _ = await asyncio.wait(
-            {of.output, self._broken}, timeout=HANG_SECONDS, return_when="FIRST_COMPLETED"
+            {invocation.output, self._broken}, timeout=HANG_SECONDS, return_when="FIRST_COMPLETED"
         )
-        assert done, f"hung: {of}"
+        assert done, f"hung: {invocation}"
         if self._broken.done():
             self._broken.result()
-        kind, value = of.output.result()
+        kind, value = invocation.output.result()
         if kind == "failure":
             raise FailedError(value)
         return json.loads(value) if value else None
@@ -119,7 +109,7 @@ class Peer:
             name, idempotency_key = (service, key), key
         if idempotency_key is not None and name in known:
             return known[name]
-        of = Invocation(
+        invocation = Invocation(
             id=self.random.randbytes(16),
             service=service,
             handler=handler,
@@ -129,44 +119,46 @@ class Peer:
             journal=[packet("Input", headers=headers, value=argument)],
             output=asyncio.get_running_loop().create_future(),
         )
-        self.world.invocations[of.id] = of
+        self.world.invocations[invocation.id] = invocation
         if idempotency_key is not None:
-            known[name] = of
-        task = asyncio.create_task(self._guarded(of))
+            known[name] = invocation
+        task = asyncio.create_task(self._guard(invocation))
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
-        return of
+        return invocation
 
-    async def _guarded(self, of: Invocation) -> None:
+    async def _guard(self, invocation: Invocation) -> None:
         try:
-            async with self._keyed[of.service, of.key] if of.alone else nullcontext():
-                await self._drive(of)
+            key = invocation.service, invocation.key
+            async with self._keyed[key] if invocation.alone else nullcontext():
+                await self._drive(invocation)
         except Exception as error:  # noqa: BLE001
             if not self._broken.done():
                 self._broken.set_exception(error)
 
-    async def _drive(self, of: Invocation) -> None:
-        while not of.output.done():
-            of.attempts += 1
-            assert of.attempts <= of.plan.attempts, f"{of.service}/{of.handler}: {of.errors}"
+    async def _drive(self, invocation: Invocation) -> None:
+        while not invocation.output.done():
+            invocation.attempts += 1
+            assert invocation.attempts <= invocation.plan.attempts, invocation
             stream = self._stream()
-            attempt = Attempt(of, self.world, stream, self.version, hang_up=self.hang_up)
+            attempt = Attempt(invocation, self.world, stream, self.version, hang_up=self.hang_up)
             ending = await attempt.run()
-            of.retries = 0 if ending in {Ending.DONE, Ending.SUSPENDED} else of.retries + 1
+            failed = ending not in {Ending.DONE, Ending.SUSPENDED}
+            invocation.retries = invocation.retries + 1 if failed else 0
             if ending is Ending.DONE:
-                result = result_of(of.journal[-1])
-                of.output.set_result(result or ("value", b""))
+                result = result_of(invocation.journal[-1])
+                invocation.output.set_result(result or ("value", b""))
             elif ending is Ending.SUSPENDED:
-                await self._resumable(of)
+                await self._await_resumption(invocation)
 
     @staticmethod
-    async def _resumable(of: Invocation) -> None:
-        """Wait until one of the entries that it is suspended on is there."""
+    async def _await_resumption(invocation: Invocation) -> None:
+        """Wait until one of the entries that it is suspended on has its result."""
 
-        def there(index: int) -> bool:
-            entry: Packet = of.journal[index]
+        def is_ready(index: int) -> bool:
+            entry: Packet = invocation.journal[index]
             return entry.completed or bool(entry.flags & ACK)
 
-        while not any(there(index) for index in of.suspended[-1]):
-            of.changed.clear()
-            await asyncio.wait_for(of.changed.wait(), HANG_SECONDS)
+        while not any(is_ready(index) for index in invocation.suspended[-1]):
+            invocation.changed.clear()
+            await asyncio.wait_for(invocation.changed.wait(), HANG_SECONDS)

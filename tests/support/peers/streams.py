@@ -14,7 +14,7 @@ import h2.events
 import h11
 
 STALL_SECONDS = 30.0
-"""A peer that says nothing for so long, while something is due, has hung."""
+"""A peer that owes something and sends nothing for so long has hung."""
 _ENDS = (h2.events.StreamEnded, h2.events.StreamReset, h2.events.ConnectionTerminated)
 Headers = Iterable[tuple[str, str]]
 
@@ -39,8 +39,15 @@ class Stream:
     def path(self, below: str) -> str:
         return self.url.path.rstrip("/") + below
 
-    async def gone(self) -> None:
-        """Break the connection off, if it is there, as a crash of either side does."""
+    async def read(self) -> bytes:
+        """Return the rest of the response's body."""
+        parts = []
+        while (part := await self.receive()) is not None:
+            parts.append(part)
+        return b"".join(parts)
+
+    async def break_off(self) -> None:
+        """Break the connection off, if there is one, as a crash of either side does."""
         if self._writer is not None:
             self._writer.transport.abort()
             with suppress(OSError):
@@ -91,7 +98,7 @@ class Exchange(Stream):
 
 
 class Duplex(Stream):
-    """HTTP/2 with prior knowledge: both sides speak at any time."""
+    """HTTP/2 with prior knowledge: both sides send at any time."""
 
     duplex = True
 
@@ -120,7 +127,7 @@ class Duplex(Stream):
         self._writer.write(self._http.data_to_send())
 
     async def _pump(self) -> None:
-        """Take in what comes next, or wait while another task does."""
+        """Read what comes next, or wait while another task does."""
         if self._reading:
             await asyncio.wait_for(self._moved.wait(), STALL_SECONDS)
             return
@@ -135,10 +142,10 @@ class Duplex(Stream):
         self._moved = asyncio.Event()
         self._ended = self._ended or not data
         for event in self._http.receive_data(data):
-            self._heard(event)
+            self._handle(event)
         self._flush()
 
-    def _heard(self, event: Any) -> None:
+    def _handle(self, event: Any) -> None:
         if isinstance(event, h2.events.ResponseReceived):
             headers = dict(event.headers)
             self.status = int(headers.pop(":status"))
@@ -163,14 +170,14 @@ class Duplex(Stream):
             self._flush()
 
     async def close(self) -> None:
-        """End what this side says; the other may go on."""
+        """End this side; the other may continue."""
         if not self._closed and not self._ended:
             self._closed = True
             self._http.end_stream(self._id)
             self._flush()
 
     async def receive(self) -> bytes | None:
-        """Return what came; None at the end."""
+        """Return the bytes that came; None at the end."""
         while not self._parts and not self._ended:
             await self._pump()
         if self._parts:
@@ -179,11 +186,9 @@ class Duplex(Stream):
         return None
 
 
-async def asked(stream: Stream, method: str, path: str, headers: Headers, body: bytes) -> bytes:
+async def exchange(stream: Stream, method: str, path: str, headers: Headers, body: bytes) -> bytes:
     """Send one whole request and return the whole body of its response."""
     await stream.open(method, path, headers, body, end=True)
-    parts = []
-    while (part := await stream.receive()) is not None:
-        parts.append(part)
-    await stream.gone()
-    return b"".join(parts)
+    content = await stream.read()
+    await stream.break_off()
+    return content

@@ -47,7 +47,7 @@ class Packet:
 
     def with_result(self, result: Result) -> Packet:
         """Fill the entry's result field and set its flag, as the runtime does for a replay."""
-        return replace(self, flags=self.flags | COMPLETED, body=self.body + written_result(result))
+        return replace(self, flags=self.flags | COMPLETED, body=self.body + write_result(result))
 
 
 def packet(kind: str, flags: int = 0, /, **fields: Any) -> Packet:
@@ -56,16 +56,16 @@ def packet(kind: str, flags: int = 0, /, **fields: Any) -> Packet:
     return Packet(code, flags, write(coded()[code], fields))
 
 
-def unpacked(data: bytes) -> tuple[list[Packet], bytes]:
+def unpack(data: bytes) -> tuple[list[Packet], bytes]:
     """Return the whole messages at the start of the bytes, and what is left over."""
-    found, at = [], 0
+    packets, at = [], 0
     while len(data) - at >= HEADER.size:
         code, flags, length = HEADER.unpack_from(data, at)
         if len(data) - at - HEADER.size < length:
             break
         at += HEADER.size + length
-        found.append(Packet(code, flags, data[at - length : at]))
-    return found, data[at:]
+        packets.append(Packet(code, flags, data[at - length : at]))
+    return packets, data[at:]
 
 
 def varint(number: int) -> bytes:
@@ -89,7 +89,7 @@ def _one(field: Field, value: Any) -> bytes:
 
 
 def write(shape: Shape, values: dict[str, Any]) -> bytes:
-    """Encode the fields that are given; one that holds its default only where that is told."""
+    """Encode the fields; those with their default only where that is written, too."""
     out = b""
     for field in shape.fields:
         value = values.get(field.name)
@@ -102,7 +102,7 @@ def write(shape: Shape, values: dict[str, Any]) -> bytes:
     return out
 
 
-def written_result(result: Result) -> bytes:
+def write_result(result: Result) -> bytes:
     """Encode a result as it stands in an entry and in a completion alike."""
     kind, value = result
     if kind == "failure":
@@ -111,8 +111,8 @@ def written_result(result: Result) -> bytes:
 
 
 def completion(index: int, result: Result) -> Packet:
-    told = packet("Completion", entry_index=index)
-    return replace(told, body=told.body + written_result(result))
+    message = packet("Completion", entry_index=index)
+    return replace(message, body=message.body + write_result(result))
 
 
 def _raw(data: bytes) -> Iterator[tuple[int, int | bytes]]:
@@ -155,24 +155,24 @@ def _default(field: Field) -> Any:
 
 
 def read(shape: Shape, data: bytes) -> dict[str, Any]:
-    """Decode a message; a field that may be missing is missing, others hold their default.
+    """Decode a message: an optional field may be missing, others have their default.
 
     Unknown fields are skipped, as protobuf demands.
     """
     known = {field.number: field for field in shape.fields}
     plain = (each for each in shape.fields if not each.explicit)
-    found = {each.name: _default(each) for each in plain}
+    values = {each.name: _default(each) for each in plain}
     for number, value in _raw(data):
         field = known.get(number)
         if field is None:
             continue
         if not field.repeated:
-            found[field.name] = _read_one(field, value)
+            values[field.name] = _read_one(field, value)
         elif field.type in _VARINTS and isinstance(value, bytes):
-            found[field.name] += _numbers(value)
+            values[field.name] += _numbers(value)
         else:
-            found[field.name].append(_read_one(field, value))
-    return found
+            values[field.name].append(_read_one(field, value))
+    return values
 
 
 def _numbers(data: bytes) -> list[int]:

@@ -19,7 +19,7 @@ from typing import Any
 
 from iscp_dagster import SourceTable
 from iscp_dagster.clickhouse.connect.endpoint import ClickHouseEndpoint
-from iscp_dagster.joblog.leases import Leases
+from iscp_dagster.joblog.leases import LeaseDurations
 from iscp_dagster.joblog.sql.log import SqlLog
 from iscp_dagster.model.errors import FenceError
 from iscp_dagster.runs.alembic_cache import cache_migrations
@@ -79,7 +79,7 @@ def main(config: dict[str, Any]) -> None:
 
     warnings.simplefilter("ignore")
     events = Path(config["told"])
-    log = SqlLog(config["log"], leases=Leases(**config["leases"]), actor=config["name"])
+    log = SqlLog(config["log"], leases=LeaseDurations(**config["leases"]), actor=config["name"])
     deployment = Deployment(
         endpoint=ClickHouseEndpoint.parse(config["clickhouse"]),
         log=log,

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import shlex
 import sys
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -69,41 +69,41 @@ def running_cluster(folder: Path) -> Iterator[Cluster]:
     with ExitStack() as stack:
 
         def start(name: str, host: str, command: list[str], **more: str) -> Warded:
-            named = environment | {"SPARK_LOCAL_IP": host} | more
-            started = Warded(command, made(folder / name) / "log", **named)
-            stack.callback(started.stop)
-            return started
+            variables = environment | {"SPARK_LOCAL_IP": host} | more
+            process = Warded(command, made(folder / name) / "log", **variables)
+            stack.callback(process.stop)
+            return process
 
-        at = ["--host", "127.0.0.1", "--port", str(port), "--webui-port", "0"]
-        first = start("master", "127.0.0.1", [*small, MASTER, *at])
-        _until(lambda: not is_free(port), first)
+        address = ["--host", "127.0.0.1", "--port", str(port), "--webui-port", "0"]
+        process = start("master", "127.0.0.1", [*small, MASTER, *address])
+        _wait_until(lambda: not is_free(port), process)
         for host in HOSTS:
-            sized = ["--host", host, "--cores", "1", "--memory", "1g", "--webui-port", "0"]
-            place = ["--work-dir", str(folder / f"worker-{host}")]
-            start(f"at-{host}", host, [*small, WORKER, *sized, *place, master])
+            options = ["--host", host, "--cores", "1", "--memory", "1g", "--webui-port", "0"]
+            options += ["--work-dir", str(folder / f"worker-{host}")]
+            start(f"at-{host}", host, [*small, WORKER, *options, master])
         delta = jars.ensure(jars_folder(), runtime, os.environ, ivy.fetch)
-        server = _server(runtime, connect, folder, delta)
-        started = start(
+        server = _make_server(runtime, connect, folder, delta)
+        process = start(
             "connect",
             "127.0.0.1",
-            list(_on(master, server.build_command(), delta)),
-            **_new(server.build_environment(clean_environment(folder))),
+            list(_use_master(master, server.build_command(), delta)),
+            **_select_new(server.build_environment(clean_environment(folder))),
         )
         cluster = Cluster(f"sc://127.0.0.1:{connect}", folder)
-        _until(lambda: not is_free(connect), started)
-        _until(lambda: len(cluster.executors()) == len(HOSTS), started)
+        _wait_until(lambda: not is_free(connect), process)
+        _wait_until(lambda: len(cluster.executors()) == len(HOSTS), process)
         yield cluster
 
 
-def _until(ready, process: Warded) -> None:
-    def up() -> bool:
+def _wait_until(is_ready: Callable[[], bool], process: Warded) -> None:
+    def check() -> bool:
         assert process.runs(), process.told
-        return ready()
+        return is_ready()
 
-    wait_for(up, START_SECONDS, lambda: process.told, every=0.05)
+    wait_for(check, START_SECONDS, lambda: process.told, every=0.05)
 
 
-def _server(runtime: java.Java, port: int, folder: Path, delta: Sequence[Path]) -> SparkServer:
+def _make_server(runtime: java.Java, port: int, folder: Path, delta: Sequence[Path]) -> SparkServer:
     server = SparkServer(
         java=runtime,
         port=port,
@@ -118,7 +118,7 @@ def _server(runtime: java.Java, port: int, folder: Path, delta: Sequence[Path]) 
     return server
 
 
-def _on(master: str, command: tuple[str, ...], delta: Sequence[Path]) -> Iterator[str]:
+def _use_master(master: str, command: tuple[str, ...], delta: Sequence[Path]) -> Iterator[str]:
     """Yield the command with another master, and the settings that its executors need."""
     more = SPECULATION | {
         # With it a standalone cluster would need a shared secret.
@@ -136,7 +136,7 @@ def _on(master: str, command: tuple[str, ...], delta: Sequence[Path]) -> Iterato
         yield master if part.startswith("local[") else part
 
 
-def _new(environment: Mapping[str, str]) -> dict[str, str]:
+def _select_new(environment: Mapping[str, str]) -> dict[str, str]:
     return {name: value for name, value in environment.items() if os.environ.get(name) != value}
 
 

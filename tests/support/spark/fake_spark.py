@@ -1,20 +1,20 @@
 """A stand-in for Spark: does in this process what an iteration and a comparison ask of it.
 
-It is for tests of what surrounds Spark: claims, tokens, staging, fences, shards. delta-rs writes
+It is for tests of the code around Spark: claims, tokens, staging, fences, shards. delta-rs writes
 and reads the Delta tables, frames are Arrow's, and a partition's function is pickled and run here.
 `acceptance/spark/test_near_spark.py` compares it with Spark. It refuses calls that it does not
-know. Tests of what Spark itself does, or of its sessions and workers, do not use it.
+know. Tests of Spark itself, or of its sessions and workers, do not use it.
 """
 
 from __future__ import annotations
 
 import json
 import re
-from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections import Counter, defaultdict
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
-from itertools import groupby
+from itertools import groupby, pairwise
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -69,8 +69,8 @@ class NearSpark:
     def sql(self, statement: str) -> Any:
         if statement == CORES:
             return SimpleNamespace(collect=lambda: [(self.cores,)])
-        found = [tuple(row.values()) for row in run_sql(statement)]
-        return SimpleNamespace(collect=lambda: found)
+        rows = [tuple(row.values()) for row in run_sql(statement)]
+        return SimpleNamespace(collect=lambda: rows)
 
 
 @dataclass(frozen=True)
@@ -112,12 +112,12 @@ class Frame:
     def mapInArrow(self, function: Any, schema: Any) -> Frame:  # noqa: N802 - Spark's name
         from pyspark import cloudpickle
 
-        shipped = cloudpickle.dumps(function)
-        found = [
-            _Task(number, cloudpickle.loads(shipped), each)
-            for number, each in enumerate(self.partitions)
+        pickled = cloudpickle.dumps(function)
+        tasks = [
+            _Task(number, cloudpickle.loads(pickled), batches)
+            for number, batches in enumerate(self.partitions)
         ]
-        return Frame(found, _arrow(schema))
+        return Frame(tasks, _arrow(schema))
 
     def collect(self) -> list[Any]:
         return list(self.toLocalIterator())
@@ -133,8 +133,8 @@ class Frame:
         return self.table()
 
     def table(self) -> pa.Table:
-        found = [batch for each in self.partitions for batch in each]
-        return pa.Table.from_batches([b.cast(self.arrow) for b in found], self.arrow)
+        batches = [batch.cast(self.arrow) for each in self.partitions for batch in each]
+        return pa.Table.from_batches(batches, self.arrow)
 
 
 @dataclass(frozen=True)
@@ -149,12 +149,12 @@ class _Task:
         from pyspark import TaskContext
 
         outer = TaskContext._taskContext
-        told = SimpleNamespace(partitionId=lambda: self.number, attemptNumber=lambda: 0)
-        found = self.function(iter(self.batches))
+        own = SimpleNamespace(partitionId=lambda: self.number, attemptNumber=lambda: 0)
+        results = self.function(iter(self.batches))
         while True:
-            TaskContext._taskContext = told
+            TaskContext._taskContext = own
             try:
-                batch = next(found, None)
+                batch = next(results, None)
             finally:
                 TaskContext._taskContext = outer
             if batch is None:
@@ -192,18 +192,17 @@ def changes(
     rows: Table = []
     for version in range(after.version + 1, upto.version + 1):
         stamps = {VERSION: version, TIMESTAMP: log.get_moment(version).micros}
-        rows += [row | stamps for row in _changed(selection, version)]
-    found = _latest(rows, selection) if selection.keys else _added(rows, selection)
+        rows += [row | stamps for row in _read_feed(selection, version)]
     identity = selection.identity if selection.keys else selection.output
     spread: list[Table] = [[] for _ in range(partitions)]
-    for row in found:
-        told = repr([row[name] for name in identity]).encode()
-        spread[crc32(told) % partitions].append(row)
+    for row in keep_latest(rows, identity) if selection.keys else _list_additions(rows, selection):
+        key = repr([row[name] for name in identity]).encode()
+        spread[crc32(key) % partitions].append(row)
     extra = [REPEATS, FRESH] if selection.keys else [REPEATS]
     return _frame(spread, selection, extra)
 
 
-def _changed(selection: TableSelection, version: int) -> Iterator[dict[str, Any]]:
+def _read_feed(selection: TableSelection, version: int) -> Iterator[dict[str, Any]]:
     """Yield a version's feed, from its files of changes or those it adds and removes.
 
     Like Spark it opens no file of other tenants. It reads the files here, since `load_cdf` finds
@@ -229,29 +228,40 @@ def _changed(selection: TableSelection, version: int) -> Iterator[dict[str, Any]
                 yield {CHANGE_TYPE: kinds[kind]} | row | beside
 
 
-def _latest(rows: Table, selection: TableSelection) -> Iterator[dict[str, Any]]:
-    def identity(row: dict[str, Any]) -> list[tuple[bool, Any]]:
-        values = [row[name] for name in selection.identity]
-        return [(value is not None, 0 if value is None else value) for value in values]
+def make_sort_key(row: Mapping[str, Any], names: Iterable[str]) -> list[tuple[bool, Any]]:
+    """Return a key that sorts as Spark does: nulls first."""
+    values = (row[name] for name in names)
+    return [(value is not None, 0 if value is None else value) for value in values]
 
-    def newest_first(row: dict[str, Any]) -> Any:
-        return (-row[VERSION], row[CHANGE_TYPE] not in UPSERTS)
 
-    for _, some in groupby(sorted(rows, key=identity), key=identity):
-        group = sorted(some, key=newest_first)
-        upserts = [row[CHANGE_TYPE] in UPSERTS for row in group]
-        twin = any(
-            upserts[n]
-            and upserts[n - 1]
-            and (
-                group[n - 1][VERSION] == group[n][VERSION] or group[n - 1][CHANGE_TYPE] == "insert"
-            )
-            for n in range(1, len(group))
+def keep_latest(
+    rows: Iterable[dict[str, Any]], identity: Sequence[str]
+) -> Iterator[dict[str, Any]]:
+    """Yield the last change of each key, sorted by key and marked as `reader.read_changes` does."""
+
+    def make_key(row: dict[str, Any]) -> Any:
+        return make_sort_key(row, identity)
+
+    def is_upsert(row: dict[str, Any]) -> bool:
+        return row[CHANGE_TYPE] in UPSERTS
+
+    for _, changes_of_key in groupby(sorted(rows, key=make_key), key=make_key):
+        newest_first = sorted(changes_of_key, key=lambda row: (-row[VERSION], not is_upsert(row)))
+        latest, oldest = newest_first[0], newest_first[-1]
+        repeats = any(
+            is_upsert(newer)
+            and is_upsert(older)
+            and (newer[VERSION] == older[VERSION] or newer[CHANGE_TYPE] == "insert")
+            for newer, older in pairwise(newest_first)
         )
-        yield group[0] | {DELETED: not upserts[0], REPEATS: twin, FRESH: upserts[-1]}
+        yield latest | {
+            DELETED: not is_upsert(latest),
+            REPEATS: repeats,
+            FRESH: is_upsert(oldest),
+        }
 
 
-def _added(rows: Table, selection: TableSelection) -> Iterator[dict[str, Any]]:
+def _list_additions(rows: Table, selection: TableSelection) -> Iterator[dict[str, Any]]:
     ordering = list(selection.order) or selection.output
 
     def place(row: dict[str, Any]) -> Any:
@@ -267,8 +277,8 @@ def _of_tenants(rows: Table, selection: TableSelection) -> Table:
         wanted = selection.tenants is None or DEFAULT_TENANT in selection.tenants
         return rows if wanted else []
     column, tenants = selection.tenant_column, selection.tenants
-    held = [row for row in rows if row[column] is not None]
-    return held if tenants is None else [row for row in held if str(row[column]) in tenants]
+    owned = [row for row in rows if row[column] is not None]
+    return owned if tenants is None else [row for row in owned if str(row[column]) in tenants]
 
 
 def _frame(
@@ -286,11 +296,11 @@ def _frame(
         ]
     )
 
-    def batches(rows: Table) -> list[pa.RecordBatch]:
-        listed = [{name: row[name] for name in schema.names} for row in rows]
-        return pa.Table.from_pylist(listed, schema).to_batches(max_chunksize=ROWS_PER_BATCH)
+    def make_batches(rows: Table) -> list[pa.RecordBatch]:
+        columns = [{name: row[name] for name in schema.names} for row in rows]
+        return pa.Table.from_pylist(columns, schema).to_batches(max_chunksize=ROWS_PER_BATCH)
 
-    return Frame([batches(each) for each in partitions], schema)
+    return Frame([make_batches(rows) for rows in partitions], schema)
 
 
 def _arrow_of(type_: DeltaType) -> pa.DataType:
@@ -300,73 +310,70 @@ def _arrow_of(type_: DeltaType) -> pa.DataType:
     return to_arrow_type(type_)
 
 
-def joined(held: Frame, served: Frame, source: SourceTable, selection: TableSelection) -> Any:
+def compare_by_key(
+    source_rows: Frame, index_rows: Frame, source: SourceTable, selection: TableSelection
+) -> Any:
     """Compare rows by key, as verify does."""
     from pyspark.sql import Row
 
-    sides = []
-    for frame in (held, served):
+    def by_key(frame: Frame) -> dict[tuple[str, ...], dict[str, Any]]:
         rows = frame.table().to_pylist()
-        sides.append({tuple(str(row[n]) for n in selection.identity): row for row in rows})
-    of_source, of_index = sides
-    counts: dict[str, dict[str, Any]] = {}
-    for key in sorted({*of_source, *of_index}):
-        row, other = of_source.get(key), of_index.get(key)
-        tenant = key[0] if source.tenant else DEFAULT_TENANT
-        found = counts.setdefault(tenant, _nothing(tenant))
-        found["rows"] += row is not None
-        found["missing"] += other is None
-        found["extra"] += row is None
-        differs = row is not None and other is not None and repr(row) != repr(other)
-        found["different"] += differs
-        if row is None or other is None or differs:
-            both = row or {}, other or {}
-            names = [name for name in both[0] if repr(both[0][name]) != repr(both[1].get(name))]
-            found["samples"].append(
-                Row(
-                    identity=list(key),
-                    in_source=row is not None,
-                    in_index=other is not None,
-                    different=names if differs else None,
-                )
-            )
-    return _collected(counts)
+        return {tuple(str(row[name]) for name in selection.identity): row for row in rows}
+
+    in_source, in_index = by_key(source_rows), by_key(index_rows)
+    counts: dict[str, dict[str, Any]] = defaultdict(_make_counts)
+    for key in sorted({*in_source, *in_index}):
+        row, other = in_source.get(key), in_index.get(key)
+        totals = counts[key[0] if source.tenant else DEFAULT_TENANT]
+        totals["rows"] += row is not None
+        totals["missing"] += other is None
+        totals["extra"] += row is None
+        if repr(row) == repr(other):
+            continue
+        names = None
+        if row is not None and other is not None:
+            names = [name for name in row if repr(row[name]) != repr(other.get(name))]
+            totals["different"] += 1
+        sides = {"in_source": row is not None, "in_index": other is not None}
+        totals["samples"].append(Row(identity=list(key), **sides, different=names))
+    return _collect(counts)
 
 
-def counted(held: Frame, served: Frame, source: SourceTable, _selection: TableSelection) -> Any:
+def compare_by_count(
+    source_rows: Frame, index_rows: Frame, source: SourceTable, _selection: TableSelection
+) -> Any:
     """Compare rows without a key, as verify does."""
     from pyspark.sql import Row
 
-    def times(frame: Frame) -> Counter[tuple[str, str]]:
-        rows = frame.table().to_pylist()
-        by = source.tenant
+    def count(frame: Frame) -> Counter[tuple[str, str]]:
+        rows, by = frame.table().to_pylist(), source.tenant
         return Counter((str(row[by]) if by else DEFAULT_TENANT, repr(row)) for row in rows)
 
-    of_source, of_index = times(held), times(served)
-    counts: dict[str, dict[str, Any]] = {}
-    for tenant, row in sorted({*of_source, *of_index}):
-        found = counts.setdefault(tenant, _nothing(tenant))
-        more = of_source[tenant, row] - of_index[tenant, row]
-        found["rows"] += of_source[tenant, row]
-        found["missing"] += max(more, 0)
-        found["extra"] += max(-more, 0)
-        if more:
-            found["samples"].append(
-                Row(row=row, in_source=of_source[tenant, row], in_index=of_index[tenant, row])
-            )
-    return _collected(counts)
+    in_source, in_index = count(source_rows), count(index_rows)
+    counts: dict[str, dict[str, Any]] = defaultdict(_make_counts)
+    for tenant, row in sorted({*in_source, *in_index}):
+        times, other_times = in_source[tenant, row], in_index[tenant, row]
+        totals = counts[tenant]
+        totals["rows"] += times
+        totals["missing"] += max(times - other_times, 0)
+        totals["extra"] += max(other_times - times, 0)
+        if times != other_times:
+            totals["samples"].append(Row(row=row, in_source=times, in_index=other_times))
+    return _collect(counts)
 
 
-def _nothing(tenant: str) -> dict[str, Any]:
-    numbers = dict.fromkeys(("rows", "missing", "extra", "different"), 0)
-    return {"tenant": tenant, **numbers, "samples": []}
+def _make_counts() -> dict[str, Any]:
+    return {"rows": 0, "missing": 0, "extra": 0, "different": 0, "samples": []}
 
 
-def _collected(counts: dict[str, dict[str, Any]]) -> Any:
+def _collect(counts: dict[str, dict[str, Any]]) -> Any:
     from pyspark.sql import Row
 
-    found = [Row(**each | {"samples": each["samples"][:SAMPLES]}) for each in counts.values()]
-    return SimpleNamespace(collect=lambda: found)
+    rows = [
+        Row(tenant=tenant, **totals | {"samples": totals["samples"][:SAMPLES]})
+        for tenant, totals in counts.items()
+    ]
+    return SimpleNamespace(collect=lambda: rows)
 
 
 _NAMED = r"delta\.`(?P<path>[^`]+)`"
@@ -374,33 +381,33 @@ _STATEMENTS: dict[str, Callable[..., None]] = {}
 
 
 def _statement(pattern: str) -> Any:
-    def made(function: Callable[..., None]) -> Callable[..., None]:
+    def register(function: Callable[..., None]) -> Callable[..., None]:
         _STATEMENTS[pattern.replace("{t}", _NAMED)] = function
         return function
 
-    return made
+    return register
 
 
 def run_sql(statement: str) -> Table:
     """Run a statement that tests send to Spark and return its rows; any other fails the test."""
     for pattern, function in _STATEMENTS.items():
-        if (found := re.fullmatch(pattern, statement.strip(), re.DOTALL)) is not None:
-            function(**found.groupdict())
+        if (match := re.fullmatch(pattern, statement.strip(), re.DOTALL)) is not None:
+            function(**match.groupdict())
             return []
     if not statement.startswith("SELECT"):
         pytest.fail(f"Only Spark itself runs {statement!r}.")
     (path,) = set(re.findall(_NAMED, statement))
-    return _selected(re.sub(_NAMED, "source", statement), path)
+    return _select(re.sub(_NAMED, "source", statement), path)
 
 
-def _selected(query: str, path: str | None = None) -> Table:
-    asked = QueryBuilder()
+def _select(query: str, path: str | None = None) -> Table:
+    builder = QueryBuilder()
     if path is not None:
-        asked = asked.register("source", DeltaTable(path))
-    return pa.table(asked.execute(_in_datafusion(query)).read_all()).to_pylist()
+        builder = builder.register("source", DeltaTable(path))
+    return pa.table(builder.execute(_to_datafusion(query)).read_all()).to_pylist()
 
 
-def _in_datafusion(expression: str) -> str:
+def _to_datafusion(expression: str) -> str:
     """Translate Spark's SQL into DataFusion's."""
     expression = re.sub(r"'((?:[^'\\]|\\.)*)'", _literal, expression)
     expression = re.sub(r"\barray\(", "make_array(", expression)
@@ -408,8 +415,8 @@ def _in_datafusion(expression: str) -> str:
     return re.sub(r"\bfloat\(([^()]*)\)", r"CAST(\1 AS FLOAT)", expression)
 
 
-def _literal(found: re.Match[str]) -> str:
-    return "'" + re.sub(r"\\(.)", r"\1", found[1]).replace("'", "''") + "'"
+def _literal(match: re.Match[str]) -> str:
+    return "'" + re.sub(r"\\(.)", r"\1", match[1]).replace("'", "''") + "'"
 
 
 @_statement(
@@ -420,16 +427,16 @@ def _literal(found: re.Match[str]) -> str:
 def _create(path: str, columns: str, by: str | None, properties: str, lenient: str | None) -> None:
     if lenient and DeltaTable.is_deltatable(path):
         return
-    schema = _declared(columns)
-    pairs = re.findall(r"'?([\w.]+)'? = '?([\w.]+)'?", properties)
+    configuration = dict(re.findall(r"'?([\w.]+)'? = '?([\w.]+)'?", properties))
     # Only Spark writes in-commit timestamps; delta-rs does not.
-    told = {name: value for name, value in pairs if name != "delta.enableInCommitTimestamps"}
+    configuration.pop("delta.enableInCommitTimestamps", None)
     Path(path).mkdir(parents=True)
+    partition_by = [by.strip("`")] if by else None
     DeltaTable.create(
         path,
-        schema=schema,
-        partition_by=[by.strip("`")] if by else None,
-        configuration=told,
+        schema=_parse_columns(columns),
+        partition_by=partition_by,
+        configuration=configuration,
     )
 
 
@@ -444,44 +451,44 @@ _TYPES = {
 }
 
 
-def _declared(columns: str) -> pa.Schema:
+def _parse_columns(text: str) -> pa.Schema:
     """Parse SQL column definitions."""
-    found = (re.fullmatch(r"`?(\w+)`? (.+?)( NOT NULL)?", each) for each in _parts(columns))
-    return pa.schema([pa.field(f[1], _type(f[2]), nullable=not f[3]) for f in found if f])
+    columns = (re.fullmatch(r"`?(\w+)`? (.+?)( NOT NULL)?", part) for part in _split(text))
+    return pa.schema([pa.field(c[1], _parse_type(c[2]), nullable=not c[3]) for c in columns if c])
 
 
-def _type(told: str) -> pa.DataType:
-    if told.startswith("ARRAY<"):
-        return pa.list_(_type(told[6:-1]))
-    if told.startswith("MAP<"):
-        return pa.map_(*map(_type, _parts(told[4:-1])))
-    return _TYPES[told]
+def _parse_type(text: str) -> pa.DataType:
+    if text.startswith("ARRAY<"):
+        return pa.list_(_parse_type(text[6:-1]))
+    if text.startswith("MAP<"):
+        return pa.map_(*map(_parse_type, _split(text[4:-1])))
+    return _TYPES[text]
 
 
-def _parts(told: str) -> list[str]:
+def _split(text: str) -> list[str]:
     """Split at commas outside angle brackets."""
-    return [each.strip() for each in re.split(r",(?![^<]*>)", told)]
+    return [part.strip() for part in re.split(r",(?![^<]*>)", text)]
 
 
 @_statement(r"INSERT INTO {t} (?P<rows>VALUES .+)")
 def _insert(path: str, rows: str) -> None:
     table = DeltaTable(path)
     schema = pa.schema(table.schema().to_arrow())
-    found = _selected(f"SELECT * FROM ({rows})")
-    listed = [dict(zip(schema.names, row.values(), strict=True)) for row in found]
-    write_deltalake(path, pa.Table.from_pylist(listed, schema), mode="append")
+    values = _select(f"SELECT * FROM ({rows})")
+    columns = [dict(zip(schema.names, row.values(), strict=True)) for row in values]
+    write_deltalake(path, pa.Table.from_pylist(columns, schema), mode="append")
 
 
 @_statement(r"UPDATE {t} SET (?P<column>\w+) = (?P<value>.+?)(?: WHERE (?P<where>.+))?")
 def _update(path: str, column: str, value: str, where: str | None) -> None:
     DeltaTable(path).update(
-        updates={column: _in_datafusion(value)}, predicate=where and _in_datafusion(where)
+        updates={column: _to_datafusion(value)}, predicate=where and _to_datafusion(where)
     )
 
 
 @_statement(r"DELETE FROM {t}(?: WHERE (?P<where>.+))?")
 def _delete(path: str, where: str | None) -> None:
-    DeltaTable(path).delete(where and _in_datafusion(where))
+    DeltaTable(path).delete(where and _to_datafusion(where))
 
 
 @_statement(r"OPTIMIZE {t}")
@@ -501,7 +508,7 @@ def _vacuum(path: str) -> None:
 
 @_statement(r"ALTER TABLE {t} ADD COLUMNS? \(?(?P<columns>.+?)\)?")
 def _add_columns(path: str, columns: str) -> None:
-    DeltaTable(path).alter.add_columns(Schema.from_arrow(_declared(columns)).fields)
+    DeltaTable(path).alter.add_columns(Schema.from_arrow(_parse_columns(columns)).fields)
 
 
 @contextmanager
@@ -511,8 +518,8 @@ def near() -> Iterator[NearSpark]:
         patch.setattr("iscp_dagster.delta.reader.read_changes", changes)
         patch.setattr("iscp_dagster.delta.reader.read_snapshot", snapshot)
         patch.setattr("iscp_dagster.upkeep.verify.read_snapshot", snapshot)
-        patch.setattr("iscp_dagster.upkeep.verify._compare_by_key", joined)
-        patch.setattr("iscp_dagster.upkeep.verify._compare_by_count", counted)
+        patch.setattr("iscp_dagster.upkeep.verify._compare_by_key", compare_by_key)
+        patch.setattr("iscp_dagster.upkeep.verify._compare_by_count", compare_by_count)
         session = NearSpark()
         for name in ("get_shared_session", "create_private_session"):
             patch.setattr(f"iscp_dagster.location.resources.spark.{name}", lambda *_: session)

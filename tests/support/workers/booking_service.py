@@ -16,7 +16,7 @@ trades = Service("Trades")
 
 
 def write(*words: Any) -> None:
-    """Add a whole line, whoever else writes."""
+    """Append a whole line, also while other processes write."""
     file = os.open(os.environ["BOOKS"], os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
     try:
         os.write(file, (" ".join(map(str, words)) + "\n").encode())
@@ -28,9 +28,9 @@ def write(*words: Any) -> None:
 async def booked(ctx: Context, batch: dict[str, Any]) -> int:
     """Book each row in a step; a sleep has the invocation suspended in between."""
     for row in batch["rows"]:
-        told = batch["tenant"], row["id"], ctx.id
-        await ctx.run(f"book {row['id']}", write, "books", *told)
-        write("past", *told)
+        words = batch["tenant"], row["id"], ctx.id
+        await ctx.run(f"book {row['id']}", write, "books", *words)
+        write("past", *words)
     await ctx.sleep(REST_SECONDS)
     return len(batch["rows"])
 
@@ -40,7 +40,7 @@ app = service_app(trades)
 
 @dataclass
 class Books:
-    """What was written: how often each row was booked, and by which invocations."""
+    """The lines of the file: how often each row was booked, and by which invocations."""
 
     booked: Counter[Row] = field(default_factory=Counter)
     invocations: dict[Row, set[str]] = field(default_factory=dict)
@@ -54,10 +54,10 @@ def books_of(lines: Iterable[str]) -> Books:
     """Read the lines of the file."""
     books = Books()
     for line in lines:
-        what, tenant, id_, invocation = line.split()
+        kind, tenant, id_, invocation = line.split()
         row = tenant, int(id_)
         books.invocations.setdefault(row, set()).add(invocation)
-        if what == "past":
+        if kind == "past":
             books.past.add(row)
             continue
         books.booked[row] += 1

@@ -12,14 +12,14 @@ from support.lake.delta_tables import Table, deployment_at
 from support.spark.fake_spark import near
 
 NOWHERE = "http://127.0.0.1:9"
-"""No index takes part, so no ClickHouse is asked for."""
+"""No index takes part, so no ClickHouse is needed."""
 
 
 def table_at(folder: Path, name: str, endpoint: str, runtime: str, session: Any) -> Table:
     """Return the table with its service consumer, which gets two rows an invocation."""
     booked = ServiceConsumer(endpoint, handler="Trades/booked", name="booked", rows=2)
     source = SourceTable(name, key="id", tenant="tenant", services=[booked])
-    services = {"services": lambda: open_runtime(runtime)}
+    services = {"open_runtime": lambda: open_runtime(runtime)}
     return Table(deployment_at(NOWHERE, session, folder, **services), source)
 
 

@@ -1,4 +1,4 @@
-"""A process that dies at one of its calls, seen by what it calls."""
+"""A process that dies at one of its calls, from the view of the objects that it calls."""
 
 from __future__ import annotations
 
@@ -27,10 +27,10 @@ class Life:
     number: int = 1
     calls: Counter[str] = field(default_factory=Counter)
     meanwhile: dict[str, Callable[[], Any]] = field(default_factory=dict)
-    """What others do when a method has returned for the first time, by its name."""
+    """By a method's name: what others do once it has returned for the first time."""
     dead: bool = False
 
-    def pass_(self, when: str, method: str) -> None:
+    def check(self, when: str, method: str) -> None:
         """Raise Crash at the fatal call, and at every later one."""
         fatal = (self.when, self.method, self.number)
         self.dead = self.dead or (when, method, self.calls[method]) == fatal
@@ -47,10 +47,10 @@ class Mortal:
     def __getattr__(self, name: str) -> Any:
         def call(*values: Any, **named: Any) -> Any:
             self._life.calls[name] += 1
-            self._life.pass_("before", name)
+            self._life.check("before", name)
             result = getattr(self._inner, name)(*values, **named)
             self._life.meanwhile.pop(name, lambda: None)()
-            self._life.pass_("after", name)
+            self._life.check("after", name)
             return result
 
         return call
@@ -59,8 +59,8 @@ class Mortal:
 def mortal(table: Table, life: Life) -> Table:
     """The table in a process that dies at a call of its log or of its state store."""
     deployment = table.deployment
-    states = deployment.states
-    stores = {} if states is None else {"states": lambda: Mortal(states(), life)}
+    states = deployment.open_state_store
+    stores = {} if states is None else {"open_state_store": lambda: Mortal(states(), life)}
     log: Any = Mortal(deployment.log, life)
     return replace(table, deployment=replace(deployment, log=log, **stores))
 

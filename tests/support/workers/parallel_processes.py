@@ -12,9 +12,9 @@ PATIENCE = 120
 
 
 def at_once(
-    work: Callable[..., Any], *given: Any, preload: Sequence[str], processes: int = PROCESSES
+    work: Callable[..., Any], *arguments: Any, preload: Sequence[str], processes: int = PROCESSES
 ) -> list[Any]:
-    """Run `work(wait, number, *given)` in many processes; return each result, by number.
+    """Run `work(wait, number, *arguments)` in many processes; return each result, by number.
 
     `wait()` returns once all processes have called it.
     """
@@ -22,24 +22,24 @@ def at_once(
     context.set_forkserver_preload(["pytest", *preload])
     gate, answers = context.Barrier(processes), context.Queue()
     workers = [
-        context.Process(target=_report, args=(work, number, given, gate, answers))
+        context.Process(target=_report, args=(work, number, arguments, gate, answers))
         for number in range(processes)
     ]
     for worker in workers:
         worker.start()
     with closing(answers):
-        told = dict(answers.get(timeout=PATIENCE) for _ in workers)
+        results = dict(answers.get(timeout=PATIENCE) for _ in workers)
     for worker in workers:
         worker.join(PATIENCE)
-    wrong = {number: error for number, (_, error) in told.items() if error}
-    assert not wrong, wrong
-    return [told[number][0] for number in range(processes)]
+    errors = {number: error for number, (_, error) in results.items() if error}
+    assert not errors, errors
+    return [results[number][0] for number in range(processes)]
 
 
-def _report(work, number, given, gate, answers) -> None:
+def _report(work, number, arguments, gate, answers) -> None:
     result, error = None, None
     try:
-        result = work(lambda: gate.wait(PATIENCE), number, *given)
+        result = work(lambda: gate.wait(PATIENCE), number, *arguments)
     except BaseException as raised:
         error = repr(raised)
         gate.abort()

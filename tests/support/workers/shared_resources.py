@@ -22,12 +22,12 @@ def one_for_all(folder: Path, start: Callable[[], AbstractContextManager[str]]) 
             flock(turn, LOCK_UN)
             yield (folder / "told").read_text()
             return
-        with start() as told:
-            (folder / "told").write_text(told)
+        with start() as text:
+            (folder / "told").write_text(text)
             flock(users, LOCK_SH)
             flock(turn, LOCK_UN)
-            yield told
-            # From now on no other process gets it.
+            yield text
+            # From here on no other process gets it.
             flock(turn, LOCK_EX)
             flock(users, LOCK_EX)
 

@@ -10,13 +10,13 @@ VARIABLE = "ISCP_SOAK_SECONDS"
 
 
 def soak_seconds(otherwise: float) -> float:
-    """Return for how long a soak is asked to go on; `otherwise` unless somebody asked."""
+    """Return how long a soak lasts: ISCP_SOAK_SECONDS, or `otherwise` where that is not set."""
     return float(os.environ.get(VARIABLE) or otherwise)
 
 
 def rounds(most: int | None, seconds: float) -> Iterator[int]:
     """Count `most` rounds; without a number, those that begin within the seconds."""
-    until, number = time.monotonic() + seconds, 0
-    while time.monotonic() < until if most is None else number < most:
+    end, number = time.monotonic() + seconds, 0
+    while time.monotonic() < end if most is None else number < most:
         yield number
         number += 1

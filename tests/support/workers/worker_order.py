@@ -1,6 +1,6 @@
 """Which tests one worker of pytest-xdist takes, and in which order.
 
-Files that share a whole stack, `ground`, are one unit. The files that use the workers' common Spark
+Files that share a whole stack are one unit. The files that use the workers' common Spark
 are two units that come early, so that they use it while warm and it ends before the last tests.
 """
 

@@ -21,7 +21,7 @@ import iscp_dagster
 from iscp_dagster import FullText, Mirror, SourceTable
 from iscp_dagster.api.jobs import Jobs, open_jobs, to_spec_update
 from iscp_dagster.api.names import format_command
-from iscp_dagster.delta.log.commits import commit_name
+from iscp_dagster.delta.log.commits import format_commit_name
 from iscp_dagster.joblog.sql.engine import open_engine
 from iscp_dagster.joblog.sql.log import SqlLog
 from iscp_dagster.joblog.updates import SpecUpdate
@@ -786,7 +786,7 @@ def test_an_idle_tenant_does_not_stay_behind_what_the_log_has_lost(jobs, source,
             finish_all(jobs, source, look)
     DeltaTable(source.path).create_checkpoint()
     for version in range(11):
-        Path(source.path, commit_name(version)).unlink()
+        Path(source.path, format_commit_name(version)).unlink()
     if runner != "kept":
         watch = Runner(jobs.deployment, [source])
     look = watch.look(look.cursor)
@@ -810,7 +810,7 @@ def test_a_change_of_columns_right_after_what_the_log_has_lost_holds_up_nobody(j
     DeltaTable(source.path).alter.add_columns([Field("note", PrimitiveType("string"))])
     DeltaTable(source.path).create_checkpoint()
     for version in range(3):
-        Path(source.path, commit_name(version)).unlink()
+        Path(source.path, format_commit_name(version)).unlink()
     positions = [
         (position.in_step, position.watermark.version)
         for position in read_positions(jobs.deployment, source)
@@ -1174,7 +1174,7 @@ def test_an_interrupting_update_cancels_a_run_all_of_whose_jobs_are_interrupted(
         run = queue_run(instance, **{DISPATCH_TAG: "d1"})
         if len(tenants) > 1:
             # One of its jobs has begun, so the log knows it by the run's id.
-            log.begin(due(jobs, source, tenants[0], SYMBOLS), run, {}, queued_as="d1")
+            log.claim_jobs(due(jobs, source, tenants[0], SYMBOLS), run, {}, queued_as="d1")
         states = []
         for tenant in tenants:
             jobs.update_job_spec(tenant, SYMBOLS, SpecUpdate(priority=1), interrupt=True)

@@ -10,7 +10,7 @@ from iscp_dagster.api.waiting import CommitWait
 from iscp_dagster.model.declared.linking.attach import attach_to_tables
 from iscp_dagster.model.errors import ConfigError, WaitError
 from iscp_dagster.model.jobs import JobID
-from iscp_dagster.planning.declared import make_job_spec, name_of
+from iscp_dagster.planning.declared import make_job_name, make_job_spec
 from support.errors import raises_naming
 from support.jobs.one_table import Clock, commit, finish, in_memory
 
@@ -38,7 +38,7 @@ def jobs(source):
 def registered(jobs, source):
     """Register a job of every index, view and trigger for tenant eu."""
     for consumer in source.consumers:
-        jobs.register_job("eu", name_of(source, consumer), make_job_spec(source, consumer))
+        jobs.register_job("eu", make_job_name(source, consumer), make_job_spec(source, consumer))
 
 
 def test_a_trigger_s_job_lives_as_an_index_s_does(jobs, registered):
@@ -67,7 +67,7 @@ def test_a_trigger_s_job_does_what_is_declared_and_nothing_else(jobs, registered
 
 
 def test_an_index_does_not_become_a_trigger(jobs, source, registered):
-    mirror = name_of(source, source.get_index("mirror"))
+    mirror = make_job_name(source, source.get_index("mirror"))
     with raises_naming(ConfigError, f"Job {mirror}", "large", "Trigger('mirror', ...)"):
         jobs.update_job_spec("eu", mirror, SpecUpdate(type="trigger"))
 
@@ -78,12 +78,12 @@ def test_an_index_has_no_asset_that_a_trigger_has(source):
     jobs = Jobs(deployment=in_memory(Clock()), sources=[alike, other], cancel_runs=print)
     index = Changes(name="x")
     with raises_naming(ConfigError, "shop.orders_large_x", "trigger shop.orders/large_x"):
-        jobs.register_job("default", name_of(other, index), make_job_spec(other, index))
+        jobs.register_job("default", make_job_name(other, index), make_job_spec(other, index))
 
 
 def test_a_wait_is_for_triggers_too(jobs, source, registered):
     for index in source.indexes:
-        finish(jobs, source, "eu", name_of(source, index))
+        finish(jobs, source, "eu", make_job_name(source, index))
     wait = CommitWait(
         deployment=jobs.deployment, source=source, tenant=None, sleep=print, monotonic=lambda: 0.0
     )

@@ -5,7 +5,7 @@ import pytest
 from iscp_dagster import FullText, Mirror, SourceTable, Vector
 from iscp_dagster.clickhouse.connect.barrier import Barrier
 from iscp_dagster.clickhouse.connect.quoting import quote_identifier, quote_string
-from iscp_dagster.clickhouse.tables.ddl import VIRTUAL_COLUMNS, IndexTable
+from iscp_dagster.clickhouse.tables.ddl import VIRTUAL_COLUMNS, IndexShape
 from iscp_dagster.clickhouse.types.types import to_clickhouse_type
 from iscp_dagster.model.declared.schema import Array, Decimal, DeltaField, Map, Primitive, Struct
 from iscp_dagster.model.errors import SchemaError
@@ -29,7 +29,7 @@ INDEXES = (
 
 def shape(index, fields=FIELDS, **changes):
     source = SourceTable("shop.notes", **{"key": "k`ey", "tenant": "tenant", **changes})
-    return IndexTable(source=source, index=index, fields=fields)
+    return IndexShape(source=source, index=index, fields=fields)
 
 
 def test_ddl_is_as_the_golden_file_says():

@@ -5,7 +5,7 @@ import re
 import pytest
 from clickhouse_connect.driver.exceptions import OperationalError
 
-from iscp_dagster.clickhouse.connect.endpoint import Endpoint, split_urls
+from iscp_dagster.clickhouse.connect.endpoint import ClickHouseEndpoint, split_urls
 from iscp_dagster.clickhouse.connect.failures import map_error
 from iscp_dagster.model.errors import ConfigError, UnavailableError
 from support.errors import assert_names, raises_naming
@@ -26,34 +26,39 @@ from support.errors import assert_names, raises_naming
 )
 def test_a_wrong_url_is_refused_and_its_secrets_are_not_shown(url, value):
     with raises_naming(ConfigError, "CLICKHOUSE_URL", value) as caught:
-        Endpoint.parse(url)
+        ClickHouseEndpoint.parse(url)
     words = set(re.split(r"\W+", str(caught.value)))
     assert not {"pa", "ss", "se", "cret", "secret"} & words
 
 
 def test_a_comma_in_a_password_does_not_separate_servers():
     text = "http://u:pa,ss@ch1:8123, http://ch2:8123 http://ch3:8123,http://ch4:8123"
-    assert [Endpoint.parse(url).host for url in split_urls(text)] == ["ch1", "ch2", "ch3", "ch4"]
-    assert Endpoint.parse(split_urls(text)[0]).password == "pa,ss"
+    assert [ClickHouseEndpoint.parse(url).host for url in split_urls(text)] == [
+        "ch1",
+        "ch2",
+        "ch3",
+        "ch4",
+    ]
+    assert ClickHouseEndpoint.parse(split_urls(text)[0]).password == "pa,ss"
 
 
 def test_a_url_names_host_port_user_and_password_which_is_never_shown():
-    one = Endpoint.parse("https://me:s%40id@example.org")
+    one = ClickHouseEndpoint.parse("https://me:s%40id@example.org")
     assert (one.host, one.port, one.secure, one.user) == ("example.org", 8443, True, "me")
     assert one.password == "s@id"
     assert "s@id" not in repr(one)
-    assert Endpoint.parse("http://example.org").port == 8123
+    assert ClickHouseEndpoint.parse("http://example.org").port == 8123
 
 
 @pytest.mark.parametrize("quorum", ["2", "auto"])
 def test_a_quorum_is_required_of_inserts_and_makes_reads_consistent(quorum):
-    endpoint = Endpoint.parse(f"http://example.org:8123/?insert_quorum={quorum}")
+    endpoint = ClickHouseEndpoint.parse(f"http://example.org:8123/?insert_quorum={quorum}")
     assert endpoint.insert_settings == {"insert_quorum": quorum, "insert_quorum_parallel": "0"}
     assert endpoint.read_settings == {"select_sequential_consistency": 1}
 
 
 def test_without_a_quorum_there_are_no_settings():
-    endpoint = Endpoint.parse("http://example.org/")
+    endpoint = ClickHouseEndpoint.parse("http://example.org/")
     assert (endpoint.insert_settings, endpoint.read_settings) == ({}, {})
 
 

@@ -7,7 +7,7 @@ import pyarrow as pa
 import pytest
 
 from iscp_dagster import Mirror, SourceTable
-from iscp_dagster.clickhouse.tables.ddl import IndexTable
+from iscp_dagster.clickhouse.tables.ddl import IndexShape
 from iscp_dagster.clickhouse.types.wire import encode_column
 from iscp_dagster.model.declared.schema import DeltaField, Primitive
 
@@ -18,7 +18,7 @@ def resolve_types(type_, **types):
     """Return the stored types of a key `k` and a value `v` of one type."""
     fields = [DeltaField(name=name, type=Primitive(type_)) for name in "kv"]
     source = SourceTable("shop.orders", key="k")
-    return IndexTable(source=source, index=Mirror(types=types), fields=fields).stored_types
+    return IndexShape(source=source, index=Mirror(types=types), fields=fields).stored_types
 
 
 def encode(values, stored):

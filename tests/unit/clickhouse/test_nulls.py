@@ -7,11 +7,11 @@ import pyarrow as pa
 import pytest
 
 from iscp_dagster import FullText, Mirror, SourceTable, Vector
-from iscp_dagster.clickhouse.tables.ddl import IndexTable
+from iscp_dagster.clickhouse.tables.ddl import IndexShape
 from iscp_dagster.clickhouse.types.declared_types import check_types
 from iscp_dagster.clickhouse.types.jsontext import to_json_texts, to_json_texts_or_null
 from iscp_dagster.clickhouse.types.leaves import Misfit
-from iscp_dagster.clickhouse.types.nulls import check_table_nulls, get_null_rule
+from iscp_dagster.clickhouse.types.nulls import check_table_null_rules, get_null_rule
 from iscp_dagster.clickhouse.types.storage import resolve_stored_type
 from iscp_dagster.clickhouse.types.widening import can_widen
 from iscp_dagster.clickhouse.types.wire import encode_column, respell_column
@@ -48,7 +48,7 @@ def make_column(type_, values):
 
 def shape(index, **table):
     source = SourceTable("shop.t", key="id", indexes=[index], **table)
-    return IndexTable(source=source, index=index, fields=FIELDS)
+    return IndexShape(source=source, index=index, fields=FIELDS)
 
 
 @pytest.mark.parametrize("start", [0, 1])
@@ -159,7 +159,7 @@ def test_a_flag_is_a_column_beside_it():
     assert "`tags_is_null` FROM" in flagged.render_view_statements()[-1]
     taken = [*FIELDS, DeltaField(name="tags_is_null", type=LONG)]
     with raises_naming(SchemaError, "shop.t/mirror", "'tags_is_null'"):
-        IndexTable(source=flagged.source, index=flagged.index, fields=taken)
+        IndexShape(source=flagged.source, index=flagged.index, fields=taken)
 
 
 def test_the_definition_has_every_rule_but_the_default():
@@ -193,11 +193,11 @@ PLAIN = SourceTable("shop.t", key="id")
             *(ConfigError, ["shop.t/mirror", "'tags'"]),
         ),
         (
-            lambda: check_table_nulls(replace(PLAIN, nulls={"tagz": "json"}), FIELDS),
+            lambda: check_table_null_rules(replace(PLAIN, nulls={"tagz": "json"}), FIELDS),
             *(SchemaError, ["'shop.t'", "'tagz'", "id, tags, v"]),
         ),
         (
-            lambda: check_table_nulls(replace(PLAIN, nulls={"id": "flag"}), FIELDS),
+            lambda: check_table_null_rules(replace(PLAIN, nulls={"id": "flag"}), FIELDS),
             *(SchemaError, ["'shop.t'", "'id'", "long"]),
         ),
         (

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from iscp_dagster import Mirror, SourceTable, Vector
 from iscp_dagster.clickhouse.kinds.indexes import resolve_index
-from iscp_dagster.clickhouse.tables.ddl import IndexTable
+from iscp_dagster.clickhouse.tables.ddl import IndexShape
 from iscp_dagster.clickhouse.types.cells import CELLS, find_cell, get_family
 from iscp_dagster.clickhouse.types.storage import DYNAMIC_TYPES, resolve_stored_type
 from iscp_dagster.clickhouse.types.type_parser import GEO, ClickHouseType, TypeTextError, parse_type
@@ -213,7 +213,7 @@ def test_a_column_that_no_type_can_keep_is_to_be_left_out():
 def shape(index, *fields, **changes):
     named = [DeltaField(name="id", type=LONG), DeltaField(name="t", type=STRING), *fields]
     source = SourceTable("shop.notes", **{"key": "id", "tenant": "t", **changes})
-    return IndexTable(source=source, index=index, fields=named)
+    return IndexShape(source=source, index=index, fields=named)
 
 
 @pytest.mark.parametrize(
@@ -234,7 +234,7 @@ def test_a_type_for_a_key_a_tenant_or_an_unknown_column_is_refused(column, decla
 def test_a_number_for_a_tenant_that_is_a_date_is_refused():
     fields = (DeltaField(name="d", type=Primitive("date")), DeltaField(name="k", type=LONG))
     source = SourceTable("shop.notes", key="k", tenant="d")
-    table = IndexTable(source=source, index=Mirror(types={"d": "Int32"}), fields=fields)
+    table = IndexShape(source=source, index=Mirror(types={"d": "Int32"}), fields=fields)
     with raises_naming(SchemaError, "'d'", "'Int32'", "date", "String"):
         table.render_create_statements()
 

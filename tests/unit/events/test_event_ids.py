@@ -8,18 +8,20 @@ from decimal import Decimal
 
 import pytest
 import xxhash
-from hypothesis import assume, given
+from hypothesis import given
 from hypothesis import strategies as st
 
 from iscp_dagster.events.ids import ALGORITHMS, FORMS, IdScheme
 from iscp_dagster.events.keys import make_event_key
 from iscp_dagster.events.timestamps import SourceTimestamp
 from iscp_dagster.model.errors import ConfigError, KeyColumnError
+from support.errors import raises_naming
 from support.paths import DOCS
 
 AT = SourceTimestamp(nanos=1705316445123456789, version=7)
 TEXT = "large_trade_alert:123:1705316445123456789"
 NASTY = st.text(alphabet=st.sampled_from(':,."[]\\ a1é'), max_size=6) | st.text(max_size=6)
+SCHEME = IdScheme()
 VALUES = {
     "text": NASTY,
     "number": st.integers(-(2**63), 2**63 - 1),
@@ -52,23 +54,22 @@ def test_no_two_rows_of_a_table_have_one_key(pair):
     assert (make_event_key(*one) == make_event_key(*other)) == (one == other)
 
 
-@given(st.tuples(NASTY, NASTY, st.integers(0)), st.tuples(NASTY, NASTY, st.integers(0)))
+TRIGGERS = NASTY.filter(lambda name: name and ":" not in name)
+EVENTS = st.tuples(TRIGGERS, NASTY, st.integers(0))
+
+
+@given(EVENTS, EVENTS)
 def test_trigger_key_and_timestamp_do_not_run_into_each_other(one, other):
-    scheme = IdScheme()
-    assume(all(each[0] and ":" not in each[0] for each in (one, other)))
     ids = [
-        scheme.make_event_id(trigger, key, SourceTimestamp(nanos=nanos, version=1))
+        SCHEME.make_event_id(trigger, key, SourceTimestamp(nanos=nanos, version=1))
         for trigger, key, nanos in (one, other)
     ]
     assert (ids[0] == ids[1]) == (one == other)
 
 
 def test_one_commit_of_two_tenants_gives_two_ids():
-    scheme = IdScheme()
-    ids = {
-        scheme.make_event_id("alert", make_event_key(each, [1]), AT) for each in ("acme", "globex")
-    }
-    assert len(ids) == 2
+    keys = [make_event_key(tenant, [1]) for tenant in ("acme", "globex")]
+    assert len({SCHEME.make_event_id("alert", key, AT) for key in keys}) == 2
 
 
 @pytest.mark.parametrize(
@@ -101,32 +102,29 @@ def test_a_key_is_written_as_documented(tenant, values, text):
 
 @pytest.mark.parametrize("value", [None, [1], {"a": 1}])
 def test_a_null_or_compound_key_is_refused(value):
-    with pytest.raises(KeyColumnError, match="A key value is"):
+    with raises_naming(KeyColumnError, repr(value), type(value).__name__):
         make_event_key("acme", [value])
 
 
 def test_a_row_without_a_key_is_refused():
-    with pytest.raises(KeyColumnError, match="no key value"):
+    with pytest.raises(KeyColumnError):
         make_event_key("acme", [])
 
 
-def test_each_algorithm_and_form_is_what_it_is_called():
+def test_each_algorithm_and_form_does_as_its_name_says():
     digests = {
         "sha256": hashlib.sha256(TEXT.encode()).digest()[:16],
         "blake2b": hashlib.blake2b(TEXT.encode(), digest_size=16).digest(),
         "xxh3_128": xxhash.xxh3_128(TEXT.encode()).digest(),
     }
+    event = "large_trade_alert", "123", AT
     assert set(digests) == set(ALGORITHMS)
     for algorithm, digest in digests.items():
-        plain = IdScheme(algorithm=algorithm).make_event_id("large_trade_alert", "123", AT)
+        assert IdScheme(algorithm=algorithm).make_event_id(*event) == digest.hex()
         short = IdScheme(algorithm=algorithm, form="base64url", prefix="prod-eu")
-        assert plain == digest.hex()
-        assert (
-            base64.urlsafe_b64decode(
-                short.make_event_id("large_trade_alert", "123", AT).removeprefix("prod-eu_") + "=="
-            )
-            == digest
-        )
+        prefix, _, text = short.make_event_id(*event).partition("_")
+        assert prefix == "prod-eu"
+        assert base64.urlsafe_b64decode(f"{text}==") == digest
 
 
 @given(
@@ -136,48 +134,46 @@ def test_each_algorithm_and_form_is_what_it_is_called():
     NASTY,
 )
 def test_an_id_fits_a_header_and_a_signed_text(algorithm, form, prefix, key):
-    made = IdScheme(algorithm=algorithm, form=form, prefix=prefix).make_event_id("alert", key, AT)
-    assert re.fullmatch(r"[A-Za-z0-9_-]{22,73}", made)
+    scheme = IdScheme(algorithm=algorithm, form=form, prefix=prefix)
+    event_id = scheme.make_event_id("alert", key, AT)
+    assert re.fullmatch(r"[A-Za-z0-9_-]{22,73}", event_id)
 
 
 def test_the_id_of_a_batch_follows_from_its_events_in_their_order():
-    scheme = IdScheme(prefix="eu")
-    one, other = ["eu_a", "eu_b"], ["eu_b", "eu_a"]
-    assert (
-        scheme.make_batch_id(one) == scheme.make_batch_id(tuple(one)) != scheme.make_batch_id(other)
-    )
-    assert scheme.make_batch_id(["a"]) != scheme.make_batch_id(["a", "a"])
-    assert IdScheme().make_batch_id(["x"]) == hashlib.sha256(b":x").hexdigest()[:32]
-    with pytest.raises(ConfigError, match="no events"):
-        scheme.make_batch_id([])
+    make_id = IdScheme(prefix="eu").make_batch_id
+    assert make_id(["eu_a", "eu_b"]) == make_id(("eu_a", "eu_b")) != make_id(["eu_b", "eu_a"])
+    assert make_id(["a"]) != make_id(["a", "a"])
+    assert SCHEME.make_batch_id(["x"]) == hashlib.sha256(b":x").hexdigest()[:32]
+    with pytest.raises(ConfigError):
+        make_id([])
 
 
 def test_a_scheme_is_read_from_the_environment():
-    assert IdScheme.from_environment({}) == IdScheme.parse(" ") == IdScheme()
-    said = {"ISCP_EVENT_IDS": "algorithm=xxh3_128, prefix=prod_eu,form=base64url"}
+    assert IdScheme.from_environment({}) == IdScheme.parse(" ") == SCHEME
+    environ = {"ISCP_EVENT_IDS": "algorithm=xxh3_128, prefix=prod_eu,form=base64url"}
     expected = IdScheme(algorithm="xxh3_128", prefix="prod_eu", form="base64url")
-    assert IdScheme.from_environment(said) == expected
+    assert IdScheme.from_environment(environ) == expected
 
 
 @pytest.mark.parametrize(
-    ("said", "told"),
+    ("text", "culprits"),
     [
-        ("algorithm=md5", "'md5' of event ids is unknown; use one of sha256, blake2b, xxh3_128"),
-        ("form=base32", "'base32' of event ids is unknown; use one of hex, base64url"),
-        ("prefix=eu.west", r"prefix 'eu\.west' of event ids has other characters"),
-        ("sha256", "ISCP_EVENT_IDS='sha256': 'sha256' is unknown or repeated"),
-        ("form=hex,form=hex", "'form=hex' is unknown or repeated"),
+        ("algorithm=md5", ("algorithm", "'md5'", "sha256, blake2b, xxh3_128")),
+        ("form=base32", ("form", "'base32'", "hex, base64url")),
+        ("prefix=eu.west", ("prefix", "'eu.west'")),
+        ("sha256", ("ISCP_EVENT_IDS='sha256'", "algorithm=sha256")),
+        ("form=hex,form=hex", ("ISCP_EVENT_IDS='form=hex,form=hex'", "'form=hex'")),
     ],
 )
-def test_a_wrong_scheme_is_refused(said, told):
-    with pytest.raises(ConfigError, match=told):
-        IdScheme.parse(said)
+def test_a_wrong_scheme_is_refused(text, culprits):
+    with raises_naming(ConfigError, *culprits):
+        IdScheme.parse(text)
 
 
 @pytest.mark.parametrize("name", ["", "a:b"])
-def test_a_trigger_whose_name_would_be_ambiguous_is_refused(name):
-    with pytest.raises(ConfigError, match="empty or has a colon"):
-        IdScheme().make_event_id(name, "1", AT)
+def test_a_trigger_with_an_ambiguous_name_is_refused(name):
+    with raises_naming(ConfigError, "trigger", repr(name)):
+        SCHEME.make_event_id(name, "1", AT)
 
 
 def test_the_example_of_the_page_holds():

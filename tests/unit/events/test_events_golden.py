@@ -1,4 +1,4 @@
-"""The design note's examples, as golden/events.txt has them."""
+"""The examples of golden/events.txt, from the design note."""
 
 import json
 import re
@@ -23,24 +23,26 @@ from support.paths import GOLDEN
 TABLE = GOLDEN / "events.txt"
 
 
-def sections():
+def read_sections():
     """Return the file's blocks by title, each a list of lines without their indentation."""
     kept = [line for line in TABLE.read_text().splitlines() if not line.startswith("#")]
     blocks = [block.splitlines() for block in "\n".join(kept).strip().split("\n\n")]
     return {title: [line.strip() for line in lines] for title, *lines in blocks}
 
 
-def words(title):
-    return [re.split(r" {2,}", line) for line in sections()[title][1:]]
+def read_table(title):
+    return [re.split(r" {2,}", line) for line in read_sections()[title][1:]]
 
 
-def trade(line, version):
+def make_images(line, version):
     """Return image rows of `operation id symbol quantity[ -> quantity] match` at the version."""
     kind, key, symbol, quantities, at = line
     before, _, after = quantities.rpartition(" -> ")
-    images = {"INSERT": [after], "UPDATE": [before, after], "DELETE": [after]}[kind]
-    number = {"INSERT": 1, "UPDATE": 2, "DELETE": 3}[kind]
-    sides = {"INSERT": [1], "UPDATE": [0, 1], "DELETE": [0]}[kind]
+    number, sides, images = {
+        "INSERT": (1, [1], [after]),
+        "UPDATE": (2, [0, 1], [before, after]),
+        "DELETE": (3, [0], [after]),
+    }[kind]
     return [
         {
             "trade_id": int(key),
@@ -58,75 +60,75 @@ def trade(line, version):
     ]
 
 
-@pytest.mark.parametrize("line", words("ids"), ids=lambda line: line[-1])
+def read_changes():
+    lines = enumerate(read_table("changes"), 1)
+    rows = [row for version, line in lines for row in make_images(line, version)]
+    return pair_images(rows, keys=["trade_id"], tenant=None)
+
+
+@pytest.mark.parametrize("line", read_table("ids"), ids=lambda line: line[-1])
 def test_an_id_is_as_the_table_says(line):
-    said, trigger, key, at, expected = line
-    scheme = IdScheme.parse("" if said == "default" else said)
+    scheme_text, trigger, key, at, expected = line
+    scheme = IdScheme.parse("" if scheme_text == "default" else scheme_text)
     tenant, *values = json.loads(key) if key.startswith("[") else (None, key)
     timestamp = SourceTimestamp(nanos=int(at), version=1)
     assert scheme.make_event_id(trigger, make_event_key(tenant, values), timestamp) == expected
 
 
-def test_the_way_of_a_trade_ends_in_the_bodies_of_the_table():
+def test_the_changes_of_trades_become_the_bodies_of_the_table():
     """Source, view, trigger, webhook: the timestamp stays beside the row."""
-    rows = [row for n, line in enumerate(words("changes"), 1) for row in trade(line, n)]
-    stream = pair_images(rows, keys=["trade_id"], tenant=None)
-    recorded = datetime.fromisoformat("2024-01-15T10:44:54.112+00:00")
+    trigger, recorded = "large_trade_alert", datetime.fromisoformat("2024-01-15T10:44:54.112+00:00")
     bodies = [
         TriggerEvent(
-            event_id=IdScheme().make_event_id("large_trade_alert", each.change.key, each.timestamp),
+            event_id=IdScheme().make_event_id(trigger, each.change.key, each.timestamp),
             event_type=each.type,
-            trigger_name="large_trade_alert",
+            trigger_name=trigger,
             timestamp=recorded,
             source_timestamp=each.timestamp,
             data=each.change.row,
         ).encode_body()
-        for each in TriggerMachine(Hysteresis()).apply_changes(stream)
+        for each in TriggerMachine(Hysteresis()).apply_changes(read_changes())
     ]
-    assert [body.decode() for body in bodies] == sections()["bodies"]
+    assert [body.decode() for body in bodies] == read_sections()["bodies"]
 
 
-def test_a_subscription_tells_what_the_table_says():
+def test_the_messages_of_a_subscription_are_those_of_the_table():
     """As `trades(where: {symbol: {_eq: "AAPL"}})`; the timestamp is beside the data."""
-    rows = [row for n, line in enumerate(words("changes"), 1) for row in trade(line, n)]
     columns = {"symbol": build_column("symbol", parse_type("String"))}
-    wanted = ChangeFilter(where=parse_where(columns, {"symbol": {"_eq": "AAPL"}}))
-    told = [
-        wanted.build_message(each, "") for each in pair_images(rows, keys=["trade_id"], tenant=None)
-    ]
+    apple = ChangeFilter(where=parse_where(columns, {"symbol": {"_eq": "AAPL"}}))
     messages = [
         {
-            "operation": each.operation,
-            "data": dict(each.data or {}),
-            "fields": each.fields,
-            "ts_timestamp": each.ts_timestamp,
+            "operation": message.operation,
+            "data": dict(message.data or {}),
+            "fields": message.fields,
+            "ts_timestamp": message.ts_timestamp,
         }
-        for each in told
-        if each
+        for change in read_changes()
+        if (message := apple.build_message(change, ""))
     ]
-    found = [json.dumps(each, separators=(",", ":")) for each in messages]
-    assert found == sections()["messages"]
+    lines = [json.dumps(message, separators=(",", ":")) for message in messages]
+    assert lines == read_sections()["messages"]
 
 
 def test_a_receiver_answers_as_the_trace_says():
     deduplicator = Deduplicator(MemoryStore())
-    found = []
-    for event, outcome, _ in words("receiver"):
-        told = "to be sent again"
+    trace = []
+    for event, outcome, _ in read_table("receiver"):
+        answer = "to be sent again"
         with suppress(ZeroDivisionError), deduplicator.claim(event) as claim:
             assert claim.duplicate or 1 / (outcome == "succeeds")
-            told = "already processed" if claim.duplicate else "processed"
-        found.append([event, outcome, told])
-    assert found == words("receiver")
+            answer = "already processed" if claim.duplicate else "processed"
+        trace.append([event, outcome, answer])
+    assert trace == read_table("receiver")
 
 
-def test_a_subscriber_takes_what_the_trace_says():
-    newest, found = NewestPositions(), []
-    for line in words("subscriber"):
+def test_a_subscriber_takes_the_changes_that_the_trace_says():
+    newest, trace = NewestPositions(), []
+    for line in read_table("subscriber"):
         if line[0] == "snapshot":
             newest.reset()
-            found.append(line)
+            trace.append(line)
             continue
         key, at, _ = line
-        found.append([key, at, "taken" if newest.accept(key, at) else "duplicate"])
-    assert found == words("subscriber")
+        trace.append([key, at, "taken" if newest.accept(key, at) else "duplicate"])
+    assert trace == read_table("subscriber")

@@ -16,15 +16,15 @@ from iscp_dagster.events.timestamps import SourceTimestamp
 at = SourceTimestamp(nanos=1, version=1)
 at < 5
 at + 1
-def shown(row: dict[str, object], nanos: int) -> None: ...
-shown({}, at)
+def show(row: dict[str, object], nanos: int) -> None: ...
+show({}, at)
 """
 
 
 @given(st.lists(st.tuples(st.integers(0, 99), st.integers(0, 9)), max_size=9))
-def test_order_is_of_version_and_ordinal(places):
-    made = [SourceTimestamp(nanos=9, version=v, ordinal=o) for v, o in places]
-    assert [(each.version, each.ordinal) for each in sorted(made)] == sorted(places)
+def test_timestamps_are_ordered_by_version_and_ordinal(places):
+    timestamps = [SourceTimestamp(nanos=9, version=v, ordinal=o) for v, o in places]
+    assert [(each.version, each.ordinal) for each in sorted(timestamps)] == sorted(places)
 
 
 @given(st.integers(-(2**53), 2**57))
@@ -45,18 +45,18 @@ def test_nanoseconds_finer_than_a_microsecond_are_kept_in_the_text():
 
 
 @pytest.mark.parametrize(
-    "mixed", [lambda at: at < 1, lambda at: at + 1, int, lambda at: at.nanos + at]
+    "mix", [lambda at: at < 1, lambda at: at + 1, int, lambda at: at.nanos + at]
 )
-def test_it_does_not_mix_with_numbers(mixed):
+def test_a_timestamp_does_not_mix_with_numbers(mix):
     with pytest.raises(TypeError):
-        mixed(SourceTimestamp(nanos=1, version=1))
+        mix(SourceTimestamp(nanos=1, version=1))
     assert SourceTimestamp(nanos=1, version=1) != 1
 
 
 @pytest.mark.slow
-def test_mixing_it_up_is_a_type_error(tmp_path):
+def test_mixing_a_timestamp_with_numbers_is_a_type_error(tmp_path):
     (tmp_path / "wrong.py").write_text(WRONG)
     command = [sys.executable, "-m", "mypy", "--strict", str(tmp_path / "wrong.py")]
     run = subprocess.run(command, capture_output=True, text=True, cwd=ROOT, check=False)
-    found = [line.rpartition("[")[2] for line in run.stdout.splitlines() if ": error:" in line]
-    assert found == ["operator]", "operator]", "arg-type]"], run.stdout
+    codes = [line.rpartition("[")[2] for line in run.stdout.splitlines() if ": error:" in line]
+    assert codes == ["operator]", "operator]", "arg-type]"], run.stdout

@@ -9,14 +9,14 @@ from iscp_dagster.events.hysteresis import Hysteresis
 from iscp_dagster.eventtriggers.unchanged_rows import drop_noop_updates
 from support.lake.image_rows import GONE, SCHEMA, Trades
 
-HYSTERESIS = Hysteresis(unmatch=True)
+HYSTERESIS = Hysteresis(has_unmatch=True)
 
 
 def list_kept(before, after, *, hysteresis=True):
     """Return the amounts in the kept images of one update between these amounts."""
     trades = Trades([{("acme", 1): before}, {("acme", 1): after}], hysteresis=hysteresis)
     rows = pa.Table.from_pylist(trades.tail(0, 1), SCHEMA)
-    return drop_noop_updates(rows, "desk", Hysteresis(unmatch=hysteresis))["amount"].to_pylist()
+    return drop_noop_updates(rows, "desk", Hysteresis(has_unmatch=hysteresis))["amount"].to_pylist()
 
 
 @pytest.mark.parametrize(("before", "after"), [(600, 700), (450, None), (100, 200)])

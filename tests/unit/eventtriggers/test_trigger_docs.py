@@ -57,7 +57,7 @@ def evaluate(gross):
 def test_the_row_fires_as_the_table_says(example):
     conditions = example["large"].match, example["large"].unmatch
     assert conditions == ("gross > 500", "gross < 400")
-    machine, before = TriggerMachine(Hysteresis(unmatch=True)), None
+    machine, before = TriggerMachine(Hysteresis(has_unmatch=True)), None
     for commit, gross, fires, active in read_table("commit"):
         after = None if gross == "not in the view" else evaluate(gross)
         change = RowChange(

@@ -21,7 +21,7 @@ def read(*keys, **columns):
     system = {"_change": 1, "_image": 1, "_ordinal": 0, "_version": 1, "_timestamp": 5}
     arrays = {name: pa.array([value]) for name, value in system.items()}
     rows = pa.table({**columns, **arrays, "_match": [True], "_unmatch": [False]})
-    return build_changes(rows, None, keys, Hysteresis(unmatch=True), name="shop.trades/large")
+    return build_changes(rows, None, keys, Hysteresis(has_unmatch=True), name="shop.trades/large")
 
 
 def test_a_text_that_is_not_utf_8_reads_as_in_the_change_feed():

@@ -17,7 +17,11 @@ from durable_invocations.protocol.frames import COMPLETED, REQUIRES_ACK
 from durable_invocations.protocol.kinds import KINDS
 from durable_invocations.protocol.services import Mode
 from durable_invocations.protocol.table import DOES, render_lines
-from durable_invocations.protocol.versions import MANIFESTS, choose_version, format_manifest_type
+from durable_invocations.protocol.versions import (
+    MANIFESTS,
+    choose_manifest_version,
+    format_manifest_type,
+)
 from durable_invocations.runtime.settings import RuntimeSettings
 from durable_invocations.runtime.store.views import Status
 from durable_invocations.serving.app import DISCOVERIES, SERVER
@@ -60,7 +64,7 @@ def test_discovery_is_as_the_page_says():
     assert set(re.findall(r"`(?:GET )?…/(\w+)`", section)) == DISCOVERIES
     assert f"`{format_manifest_type(max(MANIFESTS))}` or `v{min(MANIFESTS)}`" in section
     assert f"`{SERVER}`" in section
-    assert choose_version(None) == min(MANIFESTS)
+    assert choose_manifest_version(None) == min(MANIFESTS)
     assert all(f"`{each.value}`" in section for each in Mode)
 
 

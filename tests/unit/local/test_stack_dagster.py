@@ -15,7 +15,7 @@ from iscp_dagster.local.services.settings import build_child_environment, get_re
 from iscp_dagster.local.stack import plan
 from iscp_dagster.location.assets.reporting import BATCH
 from iscp_dagster.model.variables import EVENT_BATCH_SIZE
-from iscp_dagster.runs.server import end_runs
+from iscp_dagster.runs.server import report_left_behind_runs
 from iscp_dagster.runs.socket_path import SERVER_TAG, RunServerAddress
 from iscp_dagster.runs.sqlite import CachedEventStorage, CachedRunStorage, CachedTickStorage
 
@@ -82,7 +82,7 @@ def test_the_runs_of_a_killed_dagster_are_ended(instance: DagsterInstance) -> No
     for tags in (copied, {SERVER_TAG: ""}):
         create_run_for_test(instance, status=DagsterRunStatus.STARTED, tags=tags)
     assert RunServerAddress.from_run(instance.get_run_by_id(served.run_id)) == address
-    end_runs(lambda run: RunServerAddress.from_run(run) is None)
+    report_left_behind_runs(lambda run: RunServerAddress.from_run(run) is None)
     after = {status: instance.get_run_by_id(run.run_id).status for status, run in runs.items()}
     assert after[DagsterRunStatus.NOT_STARTED] is DagsterRunStatus.NOT_STARTED
     assert after[DagsterRunStatus.SUCCESS] is DagsterRunStatus.SUCCESS

@@ -45,7 +45,7 @@ def make_log(settings, prefix="", names=("run", "run")):
         if begins is not None:
             log.enqueue(iteration, running if begins else queued)
         if begins:
-            log.begin(iteration, running, {})
+            log.claim_jobs(iteration, running, {})
     return log
 
 

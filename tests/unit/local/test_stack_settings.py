@@ -240,12 +240,12 @@ def test_a_port_that_is_taken_while_jars_are_fetched_is_replaced(tmp_path, monke
 
 def test_a_port_is_reserved_on_the_first_address_of_localhost() -> None:
     port = find_free_port()
-    with ports.reserve_ports([port]), socket.socket(socket.AF_INET6) as other:
+    with ports.block_ipv6_ports([port]), socket.socket(socket.AF_INET6) as other:
         assert not is_free(port)
         other.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         with raises_naming(OSError, IN_USE):
             other.bind(("::1", port))
-        with raises_naming(ConfigError, port, "::1"), ports.reserve_ports([port]):
+        with raises_naming(ConfigError, port, "::1"), ports.block_ipv6_ports([port]):
             pass
         with pytest.raises(ConnectionRefusedError):
             other.connect(("::1", port))
@@ -254,7 +254,7 @@ def test_a_port_is_reserved_on_the_first_address_of_localhost() -> None:
 
 def test_without_that_address_nothing_is_reserved(monkeypatch) -> None:
     monkeypatch.setattr(ports, "HOST_6", "2001:db8::1")
-    with ports.reserve_ports([find_free_port()]):
+    with ports.block_ipv6_ports([find_free_port()]):
         pass
 
 

@@ -22,7 +22,7 @@ from dagster._daemon.run_coordinator.queued_run_coordinator_daemon import (
 
 from iscp_dagster import Mirror, ServiceConsumer, SourceTable
 from iscp_dagster.location.names import TABLE_TAG
-from iscp_dagster.location.sensor.runner import run_request
+from iscp_dagster.location.sensor.runner import build_run_request
 from iscp_dagster.planning.look import Dispatch
 from support.jobs.log_rows import key, over
 from support.paths import ROOT
@@ -50,7 +50,7 @@ def queue(tmp_path, monkeypatch):
                 table, key="id", tenant="region", indexes=[Mirror()], services=SERVICES
             )
             for of_run in tenants:
-                tags = run_request(make_dispatch(source, of_run, job)).tags
+                tags = build_run_request(make_dispatch(source, of_run, job)).tags
                 run = DagsterRun("any", status=status, tags=tags, remote_job_origin=ORIGIN)
                 instance.add_run(run)
 

@@ -13,14 +13,14 @@ from iscp_dagster import Mirror, SourceTable
 from iscp_dagster.api.discovery import load_tables
 from iscp_dagster.delta.read_plans import ReadKind, ReadPlan
 from iscp_dagster.location.assets.io_manager import ClickHouseIOManager
-from iscp_dagster.location.assets.maintenance import RUN_BY
+from iscp_dagster.location.assets.maintenance import JOB_NAME_GETTERS
 from iscp_dagster.location.assets.source_asset import build_source_spec
 from iscp_dagster.location.build import build_definitions, build_runner_definitions
 from iscp_dagster.location.names import get_clickhouse_pool
 from iscp_dagster.model.clock import get_utc_now
 from iscp_dagster.model.declared.schema import DeltaField, Primitive
 from iscp_dagster.model.errors import ConfigError
-from iscp_dagster.sync.iteration.outcomes import PendingCommit, WriteResult
+from iscp_dagster.sync.iteration.outcomes import RowDelivery, WriteResult
 from iscp_dagster.sync.reading.requests import ReadRequest
 from support.errors import assert_names, raises_naming
 from support.jobs.log_rows import add, key, over
@@ -241,15 +241,15 @@ def test_an_iteration_is_reported_even_if_clickhouse_is_gone():
     source = SourceTable("docs.symbols", key="id", indexes=[Mirror()])
     deployment = in_memory(get_utc_now)
     add(deployment.log, key())
-    (claim,) = deployment.log.begin(over(key()), "run", {})
+    (claim,) = deployment.log.claim_jobs(over(key()), "run", {})
     fields = (DeltaField(name="id", type=Primitive("long")),)
     reading = ReadRequest(
         plan=ReadPlan(kind=ReadKind.SNAPSHOT, reason="first synchronization"), range=claim.range
     )
     store = deployment.make_index_store(source, Mirror(), fields)
-    written = WriteResult(reading=reading, store=store, inserted={"acme": 3})
+    written = WriteResult(request=reading, store=store, inserted={"acme": 3})
     now = deployment.clock()
-    delivery = PendingCommit(claim=claim, written=written, published=now)
+    delivery = RowDelivery(claim=claim, written=written, published=now)
     context = build_output_context()
     ClickHouseIOManager(lambda: deployment).handle_output(context, delivery)
     metadata = context.consume_logged_metadata()
@@ -272,7 +272,9 @@ def test_two_tables_share_no_name(other):
     definitions = build_definitions(tables, STUBS)
     jobs = [job.name for job in definitions.resolve_all_job_defs()]
     assert len(jobs) == len(set(jobs)) == 9
-    assert all(definitions.resolve_job_def(name(table)) for table in tables for name in RUN_BY)
+    assert all(
+        definitions.resolve_job_def(name(table)) for table in tables for name in JOB_NAME_GETTERS
+    )
 
 
 @pytest.mark.parametrize("other", [("a_b.c", "a.b_c"), ("a._b", "a_.b"), ("x._b__c", "x___b.c")])

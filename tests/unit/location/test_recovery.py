@@ -8,7 +8,7 @@ from dagster import AssetKey, DagsterInstance, DagsterRun, DagsterRunStatus
 from iscp_dagster import Mirror, SourceTable
 from iscp_dagster.joblog.renewal import renew_lease
 from iscp_dagster.location.names import TABLE_TAG
-from iscp_dagster.location.run_context import renew_run_lease
+from iscp_dagster.location.run_context import hold_run_lease
 from iscp_dagster.location.sensor.recovery import LocationRuns, Recovery
 from iscp_dagster.model.errors import FenceError, RunGoneError, SourceError, UnavailableError
 from iscp_dagster.model.jobs import JobID
@@ -60,7 +60,7 @@ class TwoInstances:
 
     def begin_job(self, job, run):
         self.queue_job(job, run)
-        self.log.begin(make_iteration(job), run, {})
+        self.log.claim_jobs(make_iteration(job), run, {})
 
     def states(self):
         return {job.key.job_name: job.state.label for job in self.log.list_jobs()}
@@ -252,12 +252,12 @@ def test_an_error_before_the_claim_is_recorded_and_counted(world, error, code, s
     world.queue_job("waits", "ticket")
     world.queue_job("waits for another", "ticket 2")
     run = DagsterRun(job_name="j", run_id="run", tags={DISPATCH_TAG: "ticket"})
-    with pytest.raises(type(error)), renew_run_lease(world.deployment, run):
+    with pytest.raises(type(error)), hold_run_lease(world.deployment, run):
         raise error
     assert world.states() == {"waits": state, "waits for another": "pending"}
     assert world.failure("waits") == (code, 1)
     with pytest.raises(FenceError):
-        world.log.begin(make_iteration("waits for another"), "run", {}, queued_as="ticket")
+        world.log.claim_jobs(make_iteration("waits for another"), "run", {}, queued_as="ticket")
 
 
 def test_each_dagster_s_storage_gives_it_a_name(world):

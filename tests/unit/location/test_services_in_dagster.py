@@ -214,7 +214,7 @@ def unconfirmed(location, source):
     delta_log = location.deployment.make_delta_log(source)
     iteration = Iteration.from_jobs([job], delta_log.get_latest_moment())
     reader = SourceReader(location.deployment, source, iteration.tenants, delta_log)
-    location.deployment.log.begin(iteration, "killed", reader.plan_layout(iteration.range))
+    location.deployment.log.claim_jobs(iteration, "killed", reader.plan_layout(iteration.range))
     location.deployment.log.recover({"killed"})
     commit(source, "eu")
 

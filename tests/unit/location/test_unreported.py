@@ -33,7 +33,7 @@ def make_outcomes(*names):
 def run(its, store, *scans, ends=lambda: None):
     """Report the scans as a run does, then end as `ends` does."""
     context = SimpleNamespace(instance=None, store=store)
-    with reporting.report_in_background(context, its) as report:
+    with reporting.report_outcomes_in_background(context, its) as report:
         for outcomes in scans:
             report(outcomes, [])
         ends()

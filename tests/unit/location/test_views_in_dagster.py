@@ -11,7 +11,7 @@ from dagster._core.storage.partition_status_cache import AssetPartitionStatus as
 
 from iscp_dagster import Changes, Endpoint, Mirror, SourceTable, Trigger, View, build_definitions
 from iscp_dagster.api.jobs import Jobs
-from iscp_dagster.clickhouse.tables.ddl import IndexTable
+from iscp_dagster.clickhouse.tables.ddl import IndexShape
 from iscp_dagster.clickhouse.tables.indexes import IndexStore
 from iscp_dagster.joblog.iterations import FailedStep, Iteration
 from iscp_dagster.location.assets.io_manager import (
@@ -23,14 +23,14 @@ from iscp_dagster.location.assets.iterations import Iterations
 from iscp_dagster.location.names import build_partitions_def, get_partitions_name
 from iscp_dagster.location.outs import ParentFirstOutputs
 from iscp_dagster.location.sensor.recovery import LocationRuns
-from iscp_dagster.location.sensor.runner import run_request
+from iscp_dagster.location.sensor.runner import build_run_request
 from iscp_dagster.model.consumers.kinds import get_consumer_kind
 from iscp_dagster.model.declared.images import IMAGE_COLUMNS, IMAGE_FIELDS
 from iscp_dagster.model.declared.linking.attach import attach_to_tables
 from iscp_dagster.model.declared.schema import DeltaField, Primitive
 from iscp_dagster.model.errors import ConfigError
 from iscp_dagster.model.moment import Moment
-from iscp_dagster.planning.declared import list_table_specs, make_new_jobs, name_of
+from iscp_dagster.planning.declared import list_table_specs, make_job_name, make_new_jobs
 from iscp_dagster.planning.look import Dispatch
 from support.errors import assert_names, raises_naming
 from support.jobs.one_table import Clock, commit, finish, in_memory
@@ -98,7 +98,7 @@ class Location:
         self.deployment.log.register_many(make_new_jobs(table_id, tenants, specs))
         for tenant in tenants:
             for consumer in self.source.consumers:
-                finish(self.jobs, self.source, tenant, name_of(self.source, consumer))
+                finish(self.jobs, self.source, tenant, make_job_name(self.source, consumer))
 
     def key(self, name):
         return dg.AssetKey(["shop", f"orders_{name}"])
@@ -324,13 +324,13 @@ def test_an_output_waits_for_that_of_its_view_if_it_is_selected():
 def test_a_run_of_the_sensor_selects_views_and_triggers(location):
     location.bring_in_step("eu")
     jobs = [
-        location.jobs.get_job("eu", name_of(location.source, consumer))
+        location.jobs.get_job("eu", make_job_name(location.source, consumer))
         for consumer in location.source.consumers
     ]
     commit(location.source, "eu")
     latest = location.deployment.make_delta_log(location.source).get_latest_moment()
     iteration = Iteration.from_jobs(jobs, latest)
-    request = run_request(Dispatch(name="d", source=location.source, iteration=iteration))
+    request = build_run_request(Dispatch(name="d", source=location.source, iteration=iteration))
     assert request.job_name == "sync_shop_orders"
     assert set(request.asset_selection) == {location.key(name) for name in KEYS}
     assert LocationRuns.from_sources([location.source]).assets == {
@@ -345,7 +345,7 @@ def test_a_materialization_shows_the_view_s_columns_with_their_types(location):
         DeltaField(name=name, type=Primitive(type_), nullable=name != "id")
         for name, type_ in (("id", "long"), ("region", "string"), ("gross", "double"))
     ]
-    shape = IndexTable(
+    shape = IndexShape(
         source=source, index=source.get_index("big"), fields=[*fields, *IMAGE_FIELDS]
     )
     store = IndexStore(endpoint=location.deployment.endpoint, shape=shape)

@@ -1,4 +1,4 @@
-"""What image rows are read of, as a value."""
+"""How image rows are to be read, as a value."""
 
 import json
 
@@ -8,6 +8,7 @@ from iscp_dagster import Changes
 from iscp_dagster.model.declared.images import Stage, Transitions, TriggerConditions
 from iscp_dagster.model.declared.schema import parse_schema, to_schema_json
 from iscp_dagster.model.errors import ConfigError
+from support.errors import raises_naming
 
 VIEW = [
     {"where": "amount > 100", "columns": {"gross": "amount * 1.19"}},
@@ -17,52 +18,61 @@ AVAILABLE = ("desk", "id", "amount", "note")
 
 
 def test_a_definition_is_read_as_it_was_written():
-    found = Transitions.of(json.loads(json.dumps(VIEW)), ["note", "amount"])
-    assert found.stages == (
+    transitions = Transitions.of(json.loads(json.dumps(VIEW)), ["note", "amount"])
+    assert transitions.stages == (
         Stage(where="amount > 100", columns=(("gross", "amount * 1.19"),)),
         Stage(columns=(("net", "gross / 2"),)),
     )
-    assert found == Transitions.of(VIEW, ["amount", "note"])
-    assert found.calculated == ("gross", "net")
+    assert transitions == Transitions.of(VIEW, ["amount", "note"])
+    assert transitions.calculated == ("gross", "net")
 
 
-def test_an_image_has_the_chosen_columns_those_of_the_key_and_the_calculated_ones():
-    needed = {"id", "desk"}
-    whole = Transitions.of(VIEW).select_columns(AVAILABLE, needed)
-    assert whole == ("desk", "id", "amount", "note", "gross", "net")
-    some = Transitions.of(VIEW, ["note"]).select_columns(AVAILABLE, needed)
-    assert some == ("desk", "id", "note", "gross", "net")
+@pytest.mark.parametrize(
+    ("chosen", "columns"),
+    [
+        (None, ("desk", "id", "amount", "note", "gross", "net")),
+        (["note"], ("desk", "id", "note", "gross", "net")),
+    ],
+)
+def test_an_image_has_the_key_the_calculated_columns_and_the_chosen_ones(chosen, columns):
+    assert Transitions.of(VIEW, chosen).select_columns(AVAILABLE, {"id", "desk"}) == columns
 
 
 def test_triggers_on_one_view_share_its_reading():
-    hot, cold = (
-        TriggerConditions(name="hot", match="a > 1"),
-        TriggerConditions(name="cold", match="a < 1"),
-    )
+    hot, cold = (TriggerConditions(name=name, match="a > 1") for name in ("hot", "cold"))
     view = Transitions.of(VIEW)
     assert view.replace_conditions([hot, cold]) == view.replace_conditions([cold, hot])
     assert view.replace_conditions([hot]).view == view
-    assert (
-        len({each.format_column_name(which) for each in (hot, cold) for which in ("_match", "_un")})
-        == 4
-    )
-    names = ("Alert", "alert", "ALERT", "a_lert", "AlerT")
-    made = {
-        TriggerConditions(name=name, match="a > 1").format_column_name("_match").lower()
+
+
+def test_no_two_triggers_share_a_column_of_image_rows():
+    names = ("hot", "Alert", "alert", "ALERT", "a_lert", "AlerT")
+    columns = {
+        TriggerConditions(name=name, match="a > 1").format_column_name(prefix).lower()
         for name in names
+        for prefix in ("_match", "_un")
     }
     # Spark ignores the case of names, and a source may have a column `_match_alert`.
-    assert len(made) == len(names)
-    assert "_match_alert" not in made
+    assert len(columns) == 2 * len(names)
+    assert "_match_alert" not in columns
 
 
-def test_a_changes_index_says_its_view_in_its_definition_and_refuses_what_would_lose_changes():
+def test_a_changes_index_has_its_view_in_its_definition():
     assert Changes(view=VIEW).definition["view"] == VIEW
     assert Changes().definition["view"] == []
-    with pytest.raises(ConfigError, match="errors='dead_letter', but a changes index without"):
-        Changes(errors="dead_letter")
-    with pytest.raises(ConfigError, match="so it is not sharded"):
-        Changes(sharding={"hash_function": "cityHash64", "key": ["id"]})
+
+
+@pytest.mark.parametrize(
+    ("options", "culprit"),
+    [
+        ({"errors": "dead_letter"}, "errors='dead_letter'"),
+        ({"sharding": {"hash_function": "cityHash64", "key": ["id"]}}, "sharding="),
+        ({"exclude": ["v"]}, "exclude=['v']"),
+    ],
+)
+def test_a_changes_index_refuses_options_that_would_lose_changes(options, culprit):
+    with raises_naming(ConfigError, "'changes'", culprit):
+        Changes(**options)
 
 
 def test_a_schema_is_written_as_it_is_read():

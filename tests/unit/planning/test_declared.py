@@ -25,7 +25,7 @@ def test_every_index_view_and_trigger_has_a_job_for_each_tenant():
         "large": ("trigger", 7),
     }
     assert not any(each.consumer.options for each in details.values())
-    jobs = make_new_jobs("t", ["a", "b"], specs, but=[("a", "large")])
+    jobs = make_new_jobs("t", ["a", "b"], specs, existing=[("a", "large")])
     assert [each.tenant for each in jobs if each.name.job == "large"] == ["b"]
 
 

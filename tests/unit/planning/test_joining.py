@@ -39,7 +39,7 @@ def due(tenant, since, start, *, to=END, names=("mirror",), priority=0, began=No
     ]
     from_ = Moment(start) if start >= 0 else START
     return DueIteration(
-        iteration=replace(Iteration.from_jobs(jobs, to), from_=from_), jobs=jobs, cut=cut
+        iteration=replace(Iteration.from_jobs(jobs, to), from_=from_), jobs=jobs, is_partial=cut
     )
 
 
@@ -52,7 +52,7 @@ def make_log(sizes, snapshot_sizes=None, *, feed=True):
         get_tenant_sizes=lambda version: snapshot,
         read_commits=lambda after, upto: [SimpleNamespace(version=upto, metadata=None)],
         get_facts=lambda version: facts,
-        list_opened_files=lambda version: [],
+        list_probes=lambda version: [],
         files=SimpleNamespace(find_missing=lambda paths: None),
     )
 
@@ -128,7 +128,7 @@ def test_iterations_that_a_trigger_kept_apart_are_not_joined():
 
 def test_bounds_split_an_iteration_and_those_who_wait_longest_are_in_the_first(monkeypatch):
     """The bounds are of tenants and of bytes."""
-    monkeypatch.setattr(joining, "PARTS", 1)
+    monkeypatch.setattr(joining, "SCANS_PER_RUN", 1)
     monkeypatch.setattr(joining, "MOST_TENANTS", 4)
     log = make_log({f"t{n}": 10 for n in range(10)} | {"t3": MOST_BYTES})
     members = [due(f"t{n}", 3, 3, began=10 - n) for n in range(10)]
@@ -154,7 +154,7 @@ def test_a_run_reads_its_tenants_in_parts(monkeypatch):
 
 
 def test_first_iterations_are_bounded_by_the_sizes_of_the_snapshot(monkeypatch):
-    monkeypatch.setattr(joining, "PARTS", 1)
+    monkeypatch.setattr(joining, "SCANS_PER_RUN", 1)
     log = make_log({"a": MOST_BYTES - 1, "b": 1, "c": 1})
     joined = join_iterations([due(tenant, -1, -1) for tenant in "abc"], log)
     assert [sorted(each.iteration.tenants) for each in joined] == [["a", "b"], ["c"]]
@@ -162,7 +162,7 @@ def test_first_iterations_are_bounded_by_the_sizes_of_the_snapshot(monkeypatch):
 
 def test_tenants_that_may_be_read_whole_are_bounded_by_the_sizes_of_the_snapshot(monkeypatch):
     """A few bytes changed, but without a feed a gigabyte is read for each."""
-    monkeypatch.setattr(joining, "PARTS", 1)
+    monkeypatch.setattr(joining, "SCANS_PER_RUN", 1)
     sizes = dict.fromkeys("abc", 1), dict.fromkeys("abc", MOST_BYTES - 1)
     members = [due(tenant, 3, 3) for tenant in "abc"]
     fed, unfed = make_log(*sizes), make_log(*sizes, feed=False)

@@ -121,7 +121,7 @@ def test_tenants_that_a_person_brought_in_step_are_no_news(deployment, source, r
     commit(source, "eu", "us")
     jobs = deployment.log.list_jobs(tenant="eu")
     iteration = Iteration.from_jobs(jobs, deployment.make_delta_log(source).get_latest_moment())
-    for claim in deployment.log.begin(iteration, "by hand", {}):
+    for claim in deployment.log.claim_jobs(iteration, "by hand", {}):
         complete(deployment.log, claim, claim.range.to, {})
     sensor.look()
     assert versions(sensor.report()) == [{"us": 1}]

@@ -16,7 +16,7 @@ from deltalake import DeltaTable
 from iscp_dagster import Mirror
 from iscp_dagster.api.jobs import Jobs
 from iscp_dagster.delta.log import deltalog
-from iscp_dagster.delta.log.commits import commit_name
+from iscp_dagster.delta.log.commits import format_commit_name
 from iscp_dagster.joblog.iterations import Iteration
 from iscp_dagster.joblog.sql.tables import ISCP_LOG, ISCP_LOG_EVENTS
 from iscp_dagster.joblog.updates import SpecUpdate
@@ -28,7 +28,7 @@ from iscp_dagster.model.specs import ConsumerInfo, IterationDetail, JobSpec
 from iscp_dagster.model.states import JobState
 from iscp_dagster.planning.declared import make_job_specs, make_new_jobs
 from iscp_dagster.planning.look import SensorCursor
-from iscp_dagster.planning.runner import BEGINNING
+from iscp_dagster.planning.runner import FIRST_LOOK_SECONDS
 from iscp_dagster.planning.table_problems import find_problems
 from iscp_dagster.planning.watch import TableWatch
 from iscp_dagster.sync.bounds import IterationBounds
@@ -75,7 +75,7 @@ def beside(source, name="other", **changes):
 
 
 def commit_file(source, version):
-    return Path(source.path, commit_name(version))
+    return Path(source.path, format_commit_name(version))
 
 
 def delete_commits(source, *versions):
@@ -145,7 +145,7 @@ def test_a_job_taken_after_it_was_planned_is_left_out_of_its_iteration(deploymen
     own_iteration = Iteration.from_jobs([mirror], deployment.make_delta_log(source).get_moment(1))
 
     def take_job():
-        deployment.log.begin(own_iteration, "a person's", {})
+        deployment.log.claim_jobs(own_iteration, "a person's", {})
         return False
 
     sensor.runner.ending = take_job
@@ -298,7 +298,7 @@ def test_events_that_a_failed_look_had_read_are_read_again(
     with monkeypatch.context() as patched:
         if failing == "look":
             empty_log(deployment, source)
-            patched.setattr(deployment.log, "take", raising(UnavailableError("no answer")))
+            patched.setattr(deployment.log, "take_leases", raising(UnavailableError("no answer")))
             with pytest.raises(UnavailableError):
                 sensor.look()
         else:
@@ -364,7 +364,7 @@ def test_a_temporary_error_is_retried_after_a_while_and_a_permanent_one_is_not(
     commit(source, "eu", "us")
     sensor = start(source)
     (dispatch,) = sensor.look().dispatches
-    for claim in deployment.log.begin(dispatch.iteration, "run", {}, queued_as=dispatch.name):
+    for claim in deployment.log.claim_jobs(dispatch.iteration, "run", {}, queued_as=dispatch.name):
         fail(deployment.log, claim, 1 if claim.key.tenant == "eu" else 10_000, "no")
     assert due(sensor.look()) == []
     clock.pass_(5)
@@ -574,7 +574,7 @@ def slow_down(monkeypatch, now, away):
     class Slow(TableWatch):
         def refresh(self, *args, **options):
             if self.source.name in away:
-                now[0] += BEGINNING + 1
+                now[0] += FIRST_LOOK_SECONDS + 1
                 raise UnavailableError("no answer")
             return super().refresh(*args, **options)
 
@@ -757,7 +757,7 @@ def test_an_unreadable_table_is_asked_once_a_look(source, start, monkeypatch):
         return real(deployment, source)
 
     def read_clock():
-        return 2 * BEGINNING if "shop.gone" in asked else 0.0
+        return 2 * FIRST_LOOK_SECONDS if "shop.gone" in asked else 0.0
 
     monkeypatch.setattr(Deployment, "make_delta_log", record)
     look = start(*others, source, cursor=cursor, monotonic=read_clock).look()

@@ -39,7 +39,7 @@ def count_statements(log, counts):
 
 def complete_at_once(log, dispatch):
     """Do to the log what the dispatch's run would, all jobs at once."""
-    claims = log.begin(dispatch.iteration, "run", {}, queued_as=dispatch.name)
+    claims = log.claim_jobs(dispatch.iteration, "run", {}, queued_as=dispatch.name)
     assert not log.complete([WrittenStep(claim=claim, to=claim.range.to) for claim in claims])
 
 

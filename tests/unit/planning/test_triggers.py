@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from iscp_dagster.batches.factory import Backing, make_opener
 from iscp_dagster.batches.protocol import StateKey
-from iscp_dagster.clickhouse.connect.endpoint import Endpoint
+from iscp_dagster.clickhouse.connect.endpoint import ClickHouseEndpoint
 from iscp_dagster.joblog.iterations import Iteration
 from iscp_dagster.model.batch import BatchRecord, Phase, Range
 from iscp_dagster.model.consumers.kinds import get_consumer_kind
@@ -233,7 +233,7 @@ def test_a_job_type_that_cannot_plan_stops_no_other(job_type, values):
     "setting", ["kept", "kept://somewhere/else", "kept:a/place", "offering:Kept"]
 )
 def test_state_stores_are_found_by_entry_point_and_import_path(setting):
-    endpoint = Endpoint.parse("http://127.0.0.1:9")
+    endpoint = ClickHouseEndpoint.parse("http://127.0.0.1:9")
     store = make_opener(setting, log_url="sqlite:///log", endpoint=endpoint)()
     assert store.place == (setting, "sqlite:///log")
     key = StateKey(tenant="a", table_id="t", job_name="j", registration=1)

@@ -52,7 +52,7 @@ def test_a_step_of_the_collection_that_raises_stops_no_other(monkeypatch):
         raise KeyError("unforeseen")
 
     served = ServeResult(problems=["shop.first: is not served"])
-    monkeypatch.setattr(upkeep, "collect", fail)
+    monkeypatch.setattr(upkeep, "delete_garbage", fail)
     monkeypatch.setattr(maintenance, "serve_all", lambda *_: served)
     iscp = SimpleNamespace(create_deployment=lambda: in_memory(Clock()))
     resources = {"iscp": iscp, "clickhouse": dg.mem_io_manager}

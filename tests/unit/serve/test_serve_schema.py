@@ -4,7 +4,7 @@ import pytest
 from graphql import print_schema
 
 from iscp_dagster import FullText, Mirror, SourceTable, Vector
-from iscp_dagster.clickhouse.connect.endpoint import Endpoint
+from iscp_dagster.clickhouse.connect.endpoint import ClickHouseEndpoint
 from iscp_dagster.clickhouse.kinds.changes import Changes
 from iscp_dagster.clickhouse.types.cells import CELLS
 from iscp_dagster.clickhouse.types.type_parser import parse_type
@@ -18,7 +18,7 @@ from iscp_dagster.serve.web.requests import RefusedRequestError, choose_media_ty
 from runtime_support.growth import SLACK, time_growth
 from support.errors import assert_names
 
-HERE = Endpoint(host="nowhere", port=1)
+HERE = ClickHouseEndpoint(host="nowhere", port=1)
 
 
 def make_catalog(monkeypatch, tables, columns, unbuilt=()):
@@ -140,7 +140,7 @@ def test_a_server_that_does_not_answer_stops_no_index_of_another(monkeypatch):
         expand_shards(table(Mirror(sharding={"hash_function": "cityHash64", "key": ["id"]})), 2),
         table(Mirror(), name="z.z"),
     ]
-    endpoints, silent = (HERE, Endpoint(host="second", port=1)), {"second"}
+    endpoints, silent = (HERE, ClickHouseEndpoint(host="second", port=1)), {"second"}
     catalog = read_catalog()
     assert (set(catalog.queries), catalog.unbuilt) == ({"z_z"}, {"shop_tickets"})
     (note,) = catalog.notes

@@ -15,12 +15,12 @@ from iscp_dagster.location.assets.metadata import build_consumer_metadata
 from iscp_dagster.model.consumers.protocol import merge_facts
 from iscp_dagster.model.errors import ConfigError, FenceError, SchemaError, UnavailableError
 from iscp_dagster.model.jobs import NewJob
-from iscp_dagster.planning.declared import make_job_spec, name_of
+from iscp_dagster.planning.declared import make_job_name, make_job_spec
 from iscp_dagster.serviceconsumers.consumer import TENANTS, InvokingConsumer
 from iscp_dagster.serviceconsumers.errors import InvocationFailedError, InvocationRefusedError
 from iscp_dagster.serviceconsumers.services import InvocationGoingError
 from iscp_dagster.sync.executors.retriever import ConsumerThread
-from iscp_dagster.sync.writing.scan import ScanError, _find_loss
+from iscp_dagster.sync.writing.scan import ScanError, _find_stop_error
 from support.errors import assert_names, raises_naming
 from support.jobs.log_rows import T0
 from support.jobs.one_table import Clock
@@ -241,7 +241,7 @@ def test_a_runtime_that_is_down_is_no_tenants_fault_and_soon_asked_no_more():
     calls = []
 
     class Down(Runtime):
-        def is_keyed(self, *names):
+        def ensure_handler(self, *names):
             calls.append(names)
             raise UnavailableError("The runtime does not answer.")
 
@@ -277,7 +277,7 @@ def test_a_run_that_lost_a_job_invokes_nothing_more_of_it():
     def find_loss(tenant):
         return lost if tenant == "acme" and list_chunks(runtime) else None
 
-    retriever = consume(runtime, lost=find_loss)
+    retriever = consume(runtime, find_claim_error=find_loss)
     assert retriever.refused == {"acme": lost}
     assert list_chunks(runtime) == [0]
     assert retriever.reports["globex"]["invocations"] == 3
@@ -285,15 +285,15 @@ def test_a_run_that_lost_a_job_invokes_nothing_more_of_it():
 
 def test_a_run_that_is_interrupted_stops_waiting():
     polled, retriever = threading.Event(), retriever_of(CHANGES, ["acme"])
-    retriever.coming.get_nowait()
-    retriever.coming.queue.clear()
+    retriever.messages.get_nowait()
+    retriever.messages.queue.clear()
 
     class Endless(Runtime):
         def poll_invocation(self, invoked, seconds):
             polled.set()
             return replace(invoked, status="suspended")
 
-    lost = partial(_find_loss, SimpleNamespace(find_loss=lambda _: None), retriever)
+    lost = partial(_find_stop_error, SimpleNamespace(find_claim_error=lambda _: None), retriever)
     worker = ConsumerThread(lambda: make_consumer(Endless(), lost=lost), retriever)
     worker.put(rows_of(CHANGES[:2]))
     ending = threading.Thread(target=worker.end)
@@ -310,7 +310,7 @@ def test_a_rebuilt_job_invokes_everything_anew():
     source = declare_trades(declare_consumer())
     (consumer,) = source.services
     spec = make_job_spec(source, consumer)
-    row = NewJob(tenant="acme", name=name_of(source, consumer), table_id="t", spec=spec)
+    row = NewJob(tenant="acme", name=make_job_name(source, consumer), table_id="t", spec=spec)
     job = lifecycle.register_job(row, registration=7, seq=0, now=T0)
     for each in (job, job, lifecycle.rebuild_job(job, T0)):
         generation = each.spec.detail.consumer.generation
@@ -322,10 +322,10 @@ def test_a_rebuilt_job_invokes_everything_anew():
 def test_a_value_that_json_has_not_stops_its_tenant_alone():
     changes = [("acme", 1, None, 2, False), ("globex", 2, None, 2, False)]
     retriever = retriever_of(changes, DESKS)
-    rows = retriever.coming.get()
+    rows = retriever.messages.get()
     years = pa.array([2**62, 0], pa.int64()).cast(pa.timestamp("us"))
     column = SCHEMA.get_field_index("amount")
-    retriever.coming.queue.insert(0, rows.set_column(column, "amount", years))
+    retriever.messages.queue.insert(0, rows.set_column(column, "amount", years))
     runtime = Runtime()
     make_consumer(runtime).consume(retriever)
     error = retriever.refused["acme"]
@@ -343,7 +343,7 @@ def test_without_a_runtime_or_with_a_reserved_column_there_is_no_consumer(servic
     info = make_job_spec(source, source.services[0]).detail.consumer
     options = {"table_id": "t", "lost": lambda _: None, "repairs": {}}
     with raises_naming(ConfigError, "shop.trades/booked", value):
-        InvokingConsumer.from_info(source, info, services=services, columns=columns, **options)
+        InvokingConsumer.from_info(source, info, open_runtime=services, columns=columns, **options)
 
 
 def test_the_invocations_are_shown_with_status_and_link():

@@ -1,4 +1,4 @@
-"""Spark's work ends when nobody wants it any more."""
+"""Spark's work ends when nobody needs it any more."""
 
 import threading
 
@@ -37,7 +37,7 @@ def test_work_that_ends_by_itself_is_left_alone():
     assert not spark.interrupted.is_set()
 
 
-def test_a_run_that_is_terminated_takes_its_work_along():
+def test_a_terminated_run_interrupts_its_work():
     spark = Spark()
     with pytest.raises(Interrupted), interrupt_when_lost(spark, lambda: True):
         raise Interrupted
@@ -45,7 +45,7 @@ def test_a_run_that_is_terminated_takes_its_work_along():
     assert spark.tags == []
 
 
-def test_a_run_that_lost_its_jobs_is_interrupted_and_told_so():
+def test_a_run_that_lost_its_jobs_is_interrupted_and_raises_a_fence_error():
     spark = Spark()
 
     def work():
@@ -53,11 +53,11 @@ def test_a_run_that_lost_its_jobs_is_interrupted_and_told_so():
             assert spark.interrupted.wait(30)
             raise UnavailableError("operation canceled")
 
-    with pytest.raises(FenceError, match="taken or canceled by another writer"):
+    with pytest.raises(FenceError):
         work()
 
 
-def test_an_error_of_its_own_is_no_interruption():
+def test_an_error_of_the_work_is_no_interruption():
     spark = Spark()
     with pytest.raises(UnavailableError), interrupt_when_lost(spark, lambda: True):
         raise UnavailableError("down")
@@ -65,12 +65,12 @@ def test_an_error_of_its_own_is_no_interruption():
 
 
 def test_a_job_log_that_does_not_answer_changes_nothing():
-    spark, asked = Spark(), threading.Event()
+    spark, was_asked = Spark(), threading.Event()
 
-    def held():
-        asked.set()
+    def holds_jobs():
+        was_asked.set()
         raise UnavailableError("no log")
 
-    with interrupt_when_lost(spark, held, every=0.001):
-        assert asked.wait(30)
+    with interrupt_when_lost(spark, holds_jobs, every=0.001):
+        assert was_asked.wait(30)
     assert not spark.interrupted.is_set()

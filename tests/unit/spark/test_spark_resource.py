@@ -26,7 +26,7 @@ def environment(monkeypatch, tmp_path, near_spark):
     return tmp_path / "lake"
 
 
-def materialized(definitions, key):
+def materialize(definitions, key):
     """Materialize one asset as Dagster does; return the run's result."""
     with dg.DagsterInstance.ephemeral() as instance:
         job = definitions.resolve_implicit_global_asset_job_def()
@@ -38,38 +38,33 @@ def test_the_documented_asset_reads_the_table_by_the_spark_resource(environment)
     write_deltalake(str(environment / "shop" / "orders"), rows)
     namespace: dict[str, object] = {}
     exec(EXAMPLE, namespace)
-    result = materialized(namespace["defs"], "counted_orders")
+    result = materialize(namespace["defs"], "counted_orders")
     (event,) = result.asset_materializations_for_node("counted_orders")
     assert event.metadata["orders"].value == 7
 
 
-def test_the_path_takes_its_sessions_by_the_same_resource(environment, monkeypatch):
+def test_deployments_take_their_sessions_from_the_same_resource(environment, monkeypatch):
     ended = []
 
     class Session:
         def stop(self):
             ended.append(self)
 
-    shared = object()
-    monkeypatch.setattr(
-        "iscp_dagster.location.resources.spark.create_private_session", lambda *_: Session()
-    )
-    monkeypatch.setattr(
-        "iscp_dagster.location.resources.spark.get_shared_session", lambda *_: shared
-    )
-    seen = []
+    shared, module = object(), "iscp_dagster.location.resources.spark"
+    monkeypatch.setattr(f"{module}.create_private_session", lambda *_: Session())
+    monkeypatch.setattr(f"{module}.get_shared_session", lambda *_: shared)
+    sessions = []
 
     @dg.asset
     def own(spark: Spark, iscp: Iscp) -> None:
-        seen.extend(
-            [spark.spark_session, iscp.create_deployment().spark(), spark.open_shared_session()]
-        )
+        sessions.append(spark.spark_session)
+        sessions.extend([iscp.create_deployment().spark(), spark.open_shared_session()])
 
     orders = SourceTable("shop.orders", key="id", indexes=[Mirror()])
     resources = resources_from_environment()
     assert resources["iscp"].spark is resources["spark"]
     base = build_definitions([orders], resources)
-    assert materialized(dg.Definitions.merge(base, dg.Definitions(assets=[own])), "own").success
-    assert seen[1:] == [shared, shared]
-    # The session of the asset's own ended with the run.
-    assert ended == seen[:1]
+    assert materialize(dg.Definitions.merge(base, dg.Definitions(assets=[own])), "own").success
+    assert sessions[1:] == [shared, shared]
+    # The asset's private session ended with the run.
+    assert ended == sessions[:1]

@@ -9,11 +9,12 @@ from iscp_dagster.delta.failures import summarize_message, translate_error, wrap
 from iscp_dagster.model.errors import ConfigError, ReadError, SourceError, UnavailableError
 from iscp_dagster.spark.remote import SparkRemote
 from iscp_dagster.spark.session import get_shared_session
+from support.errors import assert_names, raises_naming
 
 
 def test_a_server_that_is_not_there_is_named_at_once_without_its_token():
     started = time.monotonic()
-    with pytest.raises(UnavailableError, match=r"Spark at sc://127\.0\.0\.1:9 does not") as caught:
+    with raises_naming(UnavailableError, "sc://127.0.0.1:9", "SPARK_REMOTE") as caught:
         get_shared_session("sc://127.0.0.1:9/;token=hidden")
     assert time.monotonic() - started < 30
     assert "hidden" not in str(caught.value)
@@ -42,9 +43,9 @@ def test_a_token_of_the_environment_goes_with_an_address_without_one():
     assert SparkRemote.parse("sc://localhost", environ).headers == (
         ("authorization", "Bearer theirs"),
     )
-    named = SparkRemote.parse("sc://localhost/;token=mine", environ)
-    assert named.headers == (("authorization", "Bearer mine"),)
-    assert "mine" not in repr(named)
+    remote = SparkRemote.parse("sc://localhost/;token=mine", environ)
+    assert remote.headers == (("authorization", "Bearer mine"),)
+    assert "mine" not in repr(remote)
 
 
 @pytest.mark.parametrize(
@@ -61,24 +62,66 @@ def test_a_token_of_the_environment_goes_with_an_address_without_one():
         "sc://host:7;token=hidden",
     ],
 )
-def test_an_address_that_is_none_is_refused_without_its_token(address):
-    with pytest.raises(ConfigError, match=r"SPARK_REMOTE \(sc://") as caught:
+def test_a_malformed_address_is_refused_without_its_token(address):
+    with raises_naming(ConfigError, "SPARK_REMOTE") as caught:
         get_shared_session(address)
-    said = "".join(traceback.format_exception(caught.value))
-    assert "hidden" not in said.replace("host:hidden", "host")
+    text = "".join(traceback.format_exception(caught.value))
+    assert "hidden" not in text.replace("host:hidden", "host")
 
 
-def test_a_server_that_is_going_down_is_tried_again():
-    from pyspark.errors.exceptions.connect import UnknownException
+def make_error(kind, condition=None, message="no"):
+    """Return an exception of Spark Connect's client."""
+    from pyspark.errors.exceptions import connect
 
-    said = "(java.lang.IllegalStateException) Cannot call methods on a stopped SparkContext."
-    found = translate_error("/lake/orders", UnknownException(said))
-    assert isinstance(found, UnavailableError)
-    assert not found.permanent
+    return getattr(connect, kind)(message=message, errorClass=condition)
+
+
+def make_client_error(condition, **parameters):
+    from pyspark.errors import PySparkRuntimeError
+
+    return PySparkRuntimeError(errorClass=condition, messageParameters=parameters)
+
+
+def make_retry_error():
+    from pyspark.sql.connect.client.retries import RetryException
+
+    return RetryException()
+
+
+GRPC = "SparkConnectGrpcException"
+SHUT_DOWN = "(java.lang.IllegalStateException) Cannot call methods on a stopped SparkContext."
+NO_SESSION = {"error_type": "INVALID_HANDLE.SESSION_NOT_FOUND"}
 
 
 @pytest.mark.parametrize(
-    "said",
+    "make",
+    [
+        lambda: make_error("UnknownException", message=SHUT_DOWN),
+        lambda: make_client_error("RESPONSE_ALREADY_RECEIVED", **NO_SESSION),
+        lambda: make_client_error("NO_ACTIVE_SESSION"),
+        make_retry_error,
+        lambda: make_error(GRPC, "INVALID_HANDLE.SESSION_CHANGED"),
+        lambda: make_error(GRPC, "INVALID_HANDLE.SESSION_NOT_FOUND"),
+        lambda: make_error(GRPC, "INVALID_HANDLE.OPERATION_ABANDONED"),
+    ],
+    ids=[
+        "the server is going down",
+        "a response of an earlier server",
+        "no active session",
+        "the client gave up",
+        "another session",
+        "an unknown session",
+        "an unknown operation",
+    ],
+)
+def test_an_error_of_a_server_that_is_gone_or_new_is_tried_again(make):
+    error = translate_error("/lake/orders", make())
+    assert type(error) is UnavailableError
+    assert not error.permanent
+
+
+@pytest.mark.parametrize(
+    "cause",
     [
         '(org.apache.hadoop.fs.UnsupportedFileSystemException) No FileSystem for scheme "s3"',
         (
@@ -87,45 +130,12 @@ def test_a_server_that_is_going_down_is_tried_again():
         ),
     ],
 )
-def test_a_store_that_spark_has_no_module_for_is_tried_again_when_it_has(said):
-    from pyspark.errors.exceptions.connect import UnknownException
-
-    found = translate_error(
-        "s3://lake/orders", UnknownException(f"{said}\n\nJVM stacktrace:\n{TRACE}")
-    )
-    assert isinstance(found, UnavailableError)
-    assert "lacks Hadoop's module" in str(found)
-    assert "scala" not in str(found)
-
-
-@pytest.mark.parametrize(
-    ("condition", "parameters"),
-    [
-        ("RESPONSE_ALREADY_RECEIVED", {"error_type": "INVALID_HANDLE.SESSION_NOT_FOUND"}),
-        ("NO_ACTIVE_SESSION", {}),
-    ],
-)
-def test_what_the_client_says_of_a_server_that_came_anew_is_tried_again(condition, parameters):
-    from pyspark.errors import PySparkRuntimeError
-
-    error = PySparkRuntimeError(errorClass=condition, messageParameters=parameters)
-    found = translate_error("/lake/orders", error)
-    assert isinstance(found, UnavailableError)
-    assert not found.permanent
-
-
-def test_a_request_that_was_given_up_is_tried_again():
-    from pyspark.sql.connect.client.retries import RetryException
-
-    assert isinstance(translate_error("/lake/orders", RetryException()), UnavailableError)
-
-
-@pytest.mark.parametrize("what", ["SESSION_CHANGED", "SESSION_NOT_FOUND", "OPERATION_ABANDONED"])
-def test_a_handle_that_the_server_does_not_know_is_tried_again(what):
-    from pyspark.errors.exceptions.connect import SparkConnectGrpcException
-
-    error = SparkConnectGrpcException(message="no", errorClass=f"INVALID_HANDLE.{what}")
-    assert isinstance(translate_error("/lake/orders", error), UnavailableError)
+def test_a_store_that_spark_has_no_module_for_is_tried_again_when_it_has(cause):
+    message = f"{cause}\n\nJVM stacktrace:\n{TRACE}"
+    error = translate_error("s3://lake/orders", make_error("UnknownException", message=message))
+    assert type(error) is UnavailableError
+    assert_names(str(error), "s3://lake/orders", cause, "docs/production.md")
+    assert "scala" not in str(error)
 
 
 PLAN = "\n'Project ['nope]\n+- SubqueryAlias spark_catalog.default.orders\n"
@@ -134,65 +144,61 @@ TRACE = "\tat org.apache.spark.sql.errors.QueryErrors.fail(QueryErrors.scala:9)\
 
 
 @pytest.mark.parametrize(
-    ("condition", "said", "shown"),
+    ("condition", "message", "summary", "kind"),
     [
         (
             "UNRESOLVED_COLUMN.WITH_SUGGESTION",
             f"A column with name `nope` cannot be resolved. SQLSTATE: 42703;{PLAN}",
             "A column with name `nope` cannot be resolved.",
+            SourceError,
         ),
         (
             "NOBODY_KNOWS_IT",
             f"[NOBODY_KNOWS_IT] There is one. SQLSTATE: XX000{PLAN}\n\nJVM stacktrace:\n{TRACE}",
             "[NOBODY_KNOWS_IT] There is one.",
+            ReadError,
         ),
         (
             None,
             f"Lost task 0.0: java.lang.OutOfMemoryError: Java heap space\n{TRACE}{TRACE}",
             "java.lang.OutOfMemoryError: Java heap space",
+            ReadError,
         ),
         (
             None,
             f"Thrown from the Python worker:\n{PYTHON}ValueError: 1 is not 2\n{TRACE}",
-            "in Python, ValueError: 1 is not 2. ",
+            "Python, ValueError: 1 is not 2",
+            ReadError,
         ),
     ],
 )
-def test_whatever_spark_raises_is_one_of_our_errors_and_as_long_as_what_it_says(
-    condition, said, shown
+def test_any_other_error_of_spark_is_one_of_ours_with_spark_s_message_alone(
+    condition, message, summary, kind
 ):
-    from pyspark.errors.exceptions.connect import AnalysisException
-
-    error = AnalysisException(message=said, errorClass=condition)
-    with pytest.raises(SourceError) as caught, wrap_spark_errors("/lake/orders"):
-        raise error
-    told = str(caught.value)
-    assert told.startswith("/lake/orders: ")
-    assert shown in told
+    with (
+        raises_naming(kind, "/lake/orders", summary) as caught,
+        wrap_spark_errors("/lake/orders"),
+    ):
+        raise make_error("AnalysisException", condition, message)
     for part in ("\n", "Project", "scala", "SQLSTATE", "stacktrace"):
-        assert part not in told
+        assert part not in str(caught.value)
     assert caught.value.permanent
-    unknown = condition != "UNRESOLVED_COLUMN.WITH_SUGGESTION"
-    assert isinstance(caught.value, ReadError) == unknown
 
 
 def test_an_error_of_ours_that_an_executor_raised_is_that_error():
-    from pyspark.errors.exceptions.connect import PythonException
-
-    raised = "iscp_dagster.model.errors.UnavailableError: ClickHouse at http://h did not answer."
+    text = "ClickHouse at http://h did not answer."
     cause = f"{PYTHON}OSError: [Errno 111]\n\nThe above exception was the direct cause:\n\n"
-    error = PythonException(
-        message=f"Thrown from the Python worker:\n{cause}{PYTHON}{raised}\n{TRACE}"
-    )
-    found = translate_error("/lake/orders", error)
-    assert type(found) is UnavailableError
-    assert str(found) == "ClickHouse at http://h did not answer."
+    own = f"{PYTHON}iscp_dagster.model.errors.UnavailableError: {text}\n"
+    message = f"Thrown from the Python worker:\n{cause}{own}{TRACE}"
+    error = translate_error("/lake/orders", make_error("PythonException", message=message))
+    assert type(error) is UnavailableError
+    assert str(error) == text
 
 
-def test_of_a_call_that_failed_its_details_are_told():
-    said = "failed to connect to all addresses; last error: Connection refused (111)"
+def test_a_failed_call_is_summarized_by_its_details():
+    details = "failed to connect to all addresses; last error: Connection refused (111)"
     call = (
         "<_MultiThreadedRendezvous of RPC that terminated with:\n\tstatus = StatusCode.UNAVAILABLE"
-        f'\n\tdetails = "{said}"\n\tdebug_error_string = "UNKNOWN:{said}"\n>'
+        f'\n\tdetails = "{details}"\n\tdebug_error_string = "UNKNOWN:{details}"\n>'
     )
-    assert summarize_message(call) == said
+    assert summarize_message(call) == details

@@ -21,6 +21,7 @@ from iscp_dagster.planning.triggers.backoff import (
     is_backing_off,
 )
 from iscp_dagster.sync.bounds import IterationBounds
+from support.errors import raises_naming
 
 volumes = st.lists(st.tuples(st.integers(0, 50), st.integers(0, 50)), min_size=1, max_size=20)
 most = st.integers(1, 200)
@@ -43,33 +44,31 @@ def test_a_step_takes_what_fits_and_always_something(volumes, versions, bytes_, 
 
 
 def test_several_changes_of_one_version_are_one_step():
-    assert (
-        IterationBounds(bytes=10).find_last_version(3, 6, [(4, (8, 1)), (4, (8, 1)), (5, (1, 1))])
-        == 4
-    )
+    written = [(4, (8, 1)), (4, (8, 1)), (5, (1, 1))]
+    assert IterationBounds(bytes=10).find_last_version(3, 6, written) == 4
 
 
-def test_where_the_log_does_not_say_the_versions_bound():
+def test_without_volumes_in_the_log_only_the_number_of_versions_bounds():
     assert IterationBounds(versions=2).find_last_version(3, 9, ()) == 5
 
 
 def test_a_job_narrows_the_bounds_of_its_iteration_and_widens_none():
     limits = [(0, 0), (9, 70), (3, 900)]
     details = [SimpleNamespace(max_versions=most, max_bytes=size) for most, size in limits]
-    jobs = [SimpleNamespace(spec=SimpleNamespace(detail=each)) for each in details]
+    jobs = [SimpleNamespace(spec=SimpleNamespace(detail=detail)) for detail in details]
     bounds = IterationBounds(versions=5, bytes=100)
     assert bounds.tighten_for_jobs(jobs[:1]) == bounds
     assert bounds.tighten_for_jobs(jobs[:2]) == replace(bounds, bytes=70)
     assert bounds.tighten_for_jobs(jobs) == replace(bounds, versions=3, bytes=70)
 
 
-@pytest.mark.parametrize("wrong", [{"versions": 0}, {"bytes": 0}, {"rows": 0}])
-def test_bounds_that_let_nothing_through_are_refused(wrong):
-    with pytest.raises(ConfigError, match="at least one"):
-        IterationBounds(**wrong)
+@pytest.mark.parametrize("limit", ["versions", "bytes", "rows"])
+def test_bounds_that_let_nothing_through_are_refused(limit):
+    with raises_naming(ConfigError, f"{limit}=0"):
+        IterationBounds(**{limit: 0})
 
 
-def test_the_rows_of_an_iteration_are_those_whose_tokens_are_remembered():
+def test_an_iteration_takes_as_many_rows_as_clickhouse_remembers_tokens_for():
     assert IterationBounds().rows == MOST_CHUNKS * ROWS_PER_CHUNK
 
 
@@ -79,17 +78,17 @@ def test_the_wait_doubles_up_to_a_limit():
     assert compute_backoff(10**9) == LONGEST
 
 
-def test_a_clock_that_is_wrong_makes_no_job_wait_for_it():
+def test_no_job_waits_for_a_wrong_clock():
     now = datetime(2026, 1, 1, tzinfo=timezone.utc)
     for ended, waiting in {-FIRST: False, -FIRST / 2: True, SKEW: True, 2 * SKEW: False}.items():
         assert is_backing_off(JobStatus(end_at=now + ended, attempts=1), now) is waiting
     assert not is_backing_off(JobStatus(), now)
 
 
-def test_a_deployment_says_how_much_an_iteration_takes_on():
-    asked = {"ISCP_MAX_VERSIONS": "7", "ISCP_MAX_BYTES": ""}
-    assert parse_bounds(asked) == replace(IterationBounds(), versions=7)
-    with pytest.raises(ConfigError, match="ISCP_MAX_BYTES is 'all'; set a whole number"):
+def test_the_environment_bounds_how_much_an_iteration_takes():
+    environ = {"ISCP_MAX_VERSIONS": "7", "ISCP_MAX_BYTES": ""}
+    assert parse_bounds(environ) == replace(IterationBounds(), versions=7)
+    with raises_naming(ConfigError, "ISCP_MAX_BYTES", "'all'"):
         parse_bounds({"ISCP_MAX_BYTES": "all"})
-    with pytest.raises(ConfigError, match="at least one version"):
+    with raises_naming(ConfigError, "versions=0"):
         parse_bounds({"ISCP_MAX_VERSIONS": "0"})

@@ -4,40 +4,44 @@ import itertools
 import threading
 from dataclasses import replace
 
-import pytest
-
 from iscp_dagster.model.errors import UnavailableError
+from support.errors import raises_naming
 from support.jobs.one_table import Clock, in_memory
 
 SECONDS = 30
 
 
-def test_the_first_call_gives_what_was_joined_meanwhile_and_the_next_asks_again():
-    sessions, asked = itertools.count(), threading.Event()
+def join_early(join):
+    """Return a deployment that joins its session by this function, and has begun to."""
+    return replace(in_memory(Clock()), spark=join).join_spark_early()
+
+
+def test_the_first_call_returns_the_session_joined_early_and_the_next_joins_again():
+    sessions, has_joined = itertools.count(), threading.Event()
 
     def join():
-        asked.set()
+        has_joined.set()
         return next(sessions)
 
-    joining = replace(in_memory(Clock()), spark=join).join_spark_early()
-    assert asked.wait(SECONDS)
-    assert [joining.spark(), joining.spark()] == [0, 1]
+    deployment = join_early(join)
+    assert has_joined.wait(SECONDS)
+    assert [deployment.spark(), deployment.spark()] == [0, 1]
 
 
-def test_an_error_of_joining_is_raised_where_the_session_is_asked_for():
+def test_an_error_of_joining_is_raised_to_who_needs_the_session():
     def join():
-        raise UnavailableError("nobody answers")
+        raise UnavailableError("sc://nowhere")
 
-    joining = replace(in_memory(Clock()), spark=join).join_spark_early()
+    deployment = join_early(join)
     for _ in range(2):
-        with pytest.raises(UnavailableError, match="nobody answers"):
-            joining.spark()
+        with raises_naming(UnavailableError, "sc://nowhere"):
+            deployment.spark()
 
 
-def test_nobody_waits_for_a_session_that_is_not_asked_for():
-    waits = threading.Event()
-    replace(in_memory(Clock()), spark=waits.wait).join_spark_early()
+def test_nobody_waits_for_a_session_that_nobody_needs():
+    go = threading.Event()
+    join_early(go.wait)
     (thread,) = (each for each in threading.enumerate() if each.name == "joining Spark")
     assert thread.daemon
-    waits.set()
+    go.set()
     thread.join(SECONDS)

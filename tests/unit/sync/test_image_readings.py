@@ -22,6 +22,7 @@ from iscp_dagster.sync.reading.transitions import (
     group_by_view,
     list_image_columns,
 )
+from support.errors import assert_names, raises_naming
 
 TRADES = SourceTable("shop.trades", key="id", tenant="desk", indexes=[Mirror(), Changes()])
 BIG = View("big", of=TRADES, where="amount > 100", columns={"gross": "amount * 1.19"})
@@ -35,15 +36,15 @@ def info(job):
 
 
 def test_jobs_of_one_view_share_a_reading():
-    claims = [SimpleNamespace(consumer=info(job)) for job in (*TYPES, "hot", "cold", "gone")]
-    found = group_by_view(SOURCE, claims)
-    shared = [[each.consumer.job for each in some] for _, some in found]
-    # A job that nobody declares fails on its own, once its columns are asked for.
-    assert shared == [["mirror", "gone"], ["changes"], ["big", "hot", "cold"]]
-    conditions = [transitions and len(transitions.conditions) for transitions, _ in found]
-    assert conditions == [None, 0, 2]
-    with pytest.raises(ConfigError, match="declares no trigger 'gone'"):
-        get_transitions(SOURCE, info("gone"))
+    claims = [SimpleNamespace(consumer=info(job)) for job in (*TYPES, "hot", "cold", "unknown")]
+    groups = [
+        ([claim.consumer.job for claim in members], transitions and len(transitions.conditions))
+        for transitions, members in group_by_view(SOURCE, claims)
+    ]
+    # A job that nobody declares fails on its own, once its columns are read.
+    assert groups == [(["mirror", "unknown"], None), (["changes"], 0), (["big", "hot", "cold"], 2)]
+    with raises_naming(ConfigError, "shop.trades/unknown", "'unknown'"):
+        get_transitions(SOURCE, info("unknown"))
 
 
 def test_columns_of_images_are_those_of_the_view_and_of_the_change():
@@ -54,22 +55,22 @@ def test_columns_of_images_are_those_of_the_view_and_of_the_change():
     assert columns("changes", "id", "desk", "amount") == ("id", "desk", "amount", *images)
     assert columns("big", "id", "desk", "amount")[3:] == ("gross", *images)
     assert columns("hot", "id", "desk")[-2:] == ("_match", "_unmatch")
-    with pytest.raises(ConfigError, match="the source has no column 'desk'"):
+    with raises_naming(ConfigError, "shop.trades/changes", "'desk'", "id"):
         columns("changes", "id")
-    with pytest.raises(SchemaError, match="the source has a column '_fields', a name that every"):
+    with raises_naming(SchemaError, "shop.trades/changes", "'_fields'"):
         columns("changes", "id", "desk", "_fields")
 
 
-def test_only_what_is_read_as_a_snapshot_after_a_beginning_is_a_gap():
+def test_only_image_rows_read_as_a_snapshot_after_the_first_leave_a_gap():
     tail = ReadPlan(kind=ReadKind.TAIL, reason="changes")
-    whole = ReadPlan(kind=ReadKind.SNAPSHOT, reason="VACUUM removed files")
+    snapshot = ReadPlan(kind=ReadKind.SNAPSHOT, reason="VACUUM removed files")
     images = get_transitions(SOURCE, info("big"))
     later, first = (Range(from_=at, to=Moment(9)) for at in (Moment(4), START))
-    gap = ReadRequest(plan=whole, range=later, transitions=images).gap
-    assert gap == "versions 5 to 9: VACUUM removed files"
+    gap = ReadRequest(plan=snapshot, range=later, transitions=images).gap
+    assert_names(gap, "5 to 9", "VACUUM removed files")
     assert ReadRequest(plan=tail, range=later, transitions=images).gap == ""
-    assert ReadRequest(plan=whole, range=first, transitions=images).gap == ""
-    assert ReadRequest(plan=whole, range=later).gap == ""
+    assert ReadRequest(plan=snapshot, range=first, transitions=images).gap == ""
+    assert ReadRequest(plan=snapshot, range=later).gap == ""
 
 
 @pytest.fixture
@@ -104,35 +105,34 @@ ON = {"delta.enableInCommitTimestamps": "true"}
 SINCE_2 = {**ON, "delta.inCommitTimestampEnablementVersion": "2"}
 
 
-def test_commits_without_times_of_their_own_are_refused(log):
-    found = log({}, {}, SINCE_2, SINCE_2)
-    alter = r"ALTER TABLE delta\.`.*` SET TBLPROPERTIES \('delta\.enableInCommitTimestamps' ="
+def test_commits_without_in_commit_timestamps_are_refused(log):
+    delta_log = log({}, {}, SINCE_2, SINCE_2)
+    remedy = f"ALTER TABLE delta.`{delta_log.location}` SET TBLPROPERTIES"
+    setting = "'delta.enableInCommitTimestamps' = 'true'"
 
     def check(after, upto, *, staged=False):
-        check_timestamps(found, Range(from_=Moment(after), to=Moment(upto)), staged=staged)
+        check_timestamps(delta_log, Range(from_=Moment(after), to=Moment(upto)), staged=staged)
 
-    with pytest.raises(SourceError, match=f"has no in-commit timestamps.*: {alter}"):
+    with raises_naming(SourceError, delta_log.location, remedy, setting, "delta-rs"):
         check(0, 1)
-    with pytest.raises(SourceError, match=r"nothing but Spark writes.*delta-rs .* cannot write"):
-        check(0, 1)
-    with pytest.raises(UntimedError, match=f"since version 2 only .*{alter}.*version 1 is before"):
+    with raises_naming(UntimedError, remedy, setting, "version 2", "version 1"):
         check(0, 3)
-    with pytest.raises(SourceError, match="has no in-commit timestamps"):
+    with raises_naming(SourceError, delta_log.location, remedy, setting):
         check(-1, 1, staged=True)
     check(1, 3)
     check(0, 3, staged=True)
 
 
-def test_a_table_made_with_times_of_its_own_has_them_from_the_first_commit(log):
+def test_a_table_made_with_in_commit_timestamps_has_them_from_the_first_commit(log):
     check_timestamps(log(ON, ON), Range(from_=Moment(-1), to=Moment(1)), staged=False)
 
 
-def test_a_kind_of_index_that_cannot_be_loaded_holds_up_no_trigger(monkeypatch):
-    def broken():
-        raise ConfigError("a package's kind cannot be loaded")
+def test_a_kind_of_index_that_cannot_be_loaded_stops_no_trigger(monkeypatch):
+    def load_kinds():
+        raise ConfigError("own_package")
 
-    monkeypatch.setattr("iscp_dagster.clickhouse.kinds.indexes.load_kinds", broken)
+    monkeypatch.setattr("iscp_dagster.clickhouse.kinds.indexes.load_kinds", load_kinds)
     names = ("mirror", "changes", "trigger")
-    assert [get_consumer_kind(each).of_images for each in names] == [False, False, True]
-    with pytest.raises(ConfigError, match="cannot be loaded"):
+    assert [get_consumer_kind(name).of_images for name in names] == [False, False, True]
+    with raises_naming(ConfigError, "own_package"):
         resolve_index(SOURCE, info("mirror"))

@@ -2,13 +2,14 @@
 
 import json
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 
 import pytest
 
 from iscp_dagster.clickhouse.tables.ddl import DEDUPLICATION_WINDOW
 from iscp_dagster.clickhouse.write.chunks import MOST_CHUNKS, MOST_TASKS, compute_chunks_per_task
-from iscp_dagster.delta.log.commits import commit_name
+from iscp_dagster.delta.log.commits import format_commit_name
 from iscp_dagster.delta.read_plans import ReadKind, ReadPlan
 from iscp_dagster.model.batch import Range
 from iscp_dagster.model.errors import UnavailableError
@@ -22,12 +23,33 @@ from iscp_dagster.sync.reading.requests import ReadRequest
 from support.jobs.one_table import Clock, commit, in_memory, orders
 from support.spark.fake_spark import NearSpark
 
-SAID = {"partitionValues": {"region": "eu"}, "extendedFileMetadata": True}
-ADDED = {"partitionValues": {"region": "eu"}, "dataChange": True, "modificationTime": 1}
+FILE = {"partitionValues": {"region": "eu"}, "dataChange": True}
 
 
 def rows(count):
     return json.dumps({"numRecords": count})
+
+
+def make_reader(folder, *actions):
+    """Make a table with a second commit of these actions; return a reader and that range."""
+    source = orders(folder)
+    commit(source, "eu")
+    Path(source.path, format_commit_name(1)).write_text("\n".join(map(json.dumps, actions)))
+    deployment = in_memory(Clock())
+    log = deployment.make_delta_log(source)
+    range_ = Range(from_=log.get_moment(0), to=log.get_moment(1))
+    return SourceReader(deployment, source, frozenset({"eu"}), log), range_
+
+
+def make_reader_of_added(folder, size):
+    """Return a reader of a range that added so many bytes."""
+    return make_reader(
+        folder, {"add": {"path": "1.parquet", **FILE, "modificationTime": 1, "size": size}}
+    )
+
+
+def use_spark(reader, connect):
+    return replace(reader, deployment=replace(reader.deployment, spark=connect))
 
 
 @pytest.mark.parametrize(
@@ -43,32 +65,15 @@ def rows(count):
         ([{"stats": rows(MOST_ROWS)}], False),
     ],
 )
-def test_one_task_reads_few_bytes_also_of_what_was_removed(tmp_path, removed, direct):
-    source = orders(tmp_path)
-    commit(source, "eu")
+def test_one_task_reads_few_bytes_also_of_removed_files(tmp_path, removed, direct):
     actions = [
-        {"remove": {"path": f"{n}.parquet", "dataChange": True, **SAID, **more}}
+        {"remove": {"path": f"{n}.parquet", **FILE, "extendedFileMetadata": True, **more}}
         for n, more in enumerate(removed)
     ]
-    Path(source.path, commit_name(1)).write_text("\n".join(map(json.dumps, actions)))
-    deployment = in_memory(Clock())
-    delta_log = deployment.make_delta_log(source)
-    found = SourceReader(deployment, source, frozenset({"eu"}), delta_log)
-    range_ = Range(from_=found.delta_log.get_moment(0), to=found.delta_log.get_moment(1))
-    selection = found._make_selection(["id", "region"], 1)
-    assert found.plan_layout(range_)["partitions"] == 1
-    assert (found._plan_feed(range_, selection) is not None) is direct
-
-
-def written(folder, size):
-    """Make a table whose second commit wrote so many bytes; return a reader and that range."""
-    source = orders(folder)
-    commit(source, "eu")
-    actions = [{"add": {"path": "1.parquet", **ADDED, "size": size}}]
-    Path(source.path, commit_name(1)).write_text("\n".join(map(json.dumps, actions)))
-    deployment = in_memory(Clock())
-    found = SourceReader(deployment, source, frozenset({"eu"}), deployment.make_delta_log(source))
-    return found, Range(from_=found.delta_log.get_moment(0), to=found.delta_log.get_moment(1))
+    reader, range_ = make_reader(tmp_path, *actions)
+    selection = reader._make_selection(["id", "region"], 1)
+    assert reader.plan_layout(range_)["partitions"] == 1
+    assert (reader._plan_feed(range_, selection) is not None) is direct
 
 
 @pytest.mark.parametrize(
@@ -82,29 +87,27 @@ def written(folder, size):
         (1_000 * SMALL_BYTES, 64, MOST_TASKS),
     ],
 )
-def test_changes_are_read_by_as_many_tasks_as_they_have_work_for_and_spark_cores(
+def test_changes_are_read_by_as_many_tasks_as_there_is_work_and_as_spark_has_cores(
     tmp_path, size, cores, tasks
 ):
-    found, range_ = written(tmp_path, size)
-    spark = NearSpark(cores=cores)
-    found = replace(found, deployment=replace(found.deployment, spark=lambda: spark))
-    assert found.plan_layout(range_)["partitions"] == tasks
+    reader, range_ = make_reader_of_added(tmp_path, size)
+    layout = use_spark(reader, lambda: NearSpark(cores=cores)).plan_layout(range_)
+    assert layout["partitions"] == tasks
 
 
-def test_a_layout_that_does_not_say_is_read_alike_whatever_cores_spark_has(tmp_path):
-    found, range_ = written(tmp_path, 5 * SMALL_BYTES)
+def test_a_layout_without_a_number_of_tasks_is_read_alike_whatever_cores_spark_has(tmp_path):
+    reader, range_ = make_reader_of_added(tmp_path, 5 * SMALL_BYTES)
 
-    def away():
+    def fail():
         raise UnavailableError("Spark is away.")
 
-    layout = replace(found, deployment=replace(found.deployment, spark=away)).plan_layout(range_)
+    layout = use_spark(reader, fail).plan_layout(range_)
     assert "partitions" not in layout
     plan = ReadPlan(kind=ReadKind.TAIL, reason="")
-    wanted = ReadRequest(plan=plan, range=range_, layout=layout)
+    request = ReadRequest(plan=plan, range=range_, layout=layout)
     for cores in (1, 64):
-        spark = NearSpark(cores=cores)
-        again = replace(found, deployment=replace(found.deployment, spark=lambda s=spark: s))
-        assert again._get_recorded_tasks(wanted) == 2
+        reader = use_spark(reader, partial(NearSpark, cores=cores))
+        assert reader._get_recorded_tasks(request) == 2
 
 
 @pytest.mark.parametrize("tasks", range(1, MOST_TASKS + 1))

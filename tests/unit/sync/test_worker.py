@@ -1,4 +1,4 @@
-"""A consumer's thread: how a slow consumer holds up the scan, and what ends the thread."""
+"""A consumer's thread: how a slow consumer delays the scan, and how the thread ends."""
 
 import threading
 
@@ -20,6 +20,7 @@ from iscp_dagster.sync.executors.retriever import (
     ConsumerThread,
     Retriever,
 )
+from support.errors import raises_naming
 from support.services.stack import wait_for
 
 SECONDS = 30
@@ -28,11 +29,13 @@ ROWS = pa.table(
 )
 
 
-class Waits:
+class SlowConsumer:
     """Takes nothing until released, then everything."""
 
-    def __init__(self):
+    def __init__(self, *, released=False):
         self.go, self.batches = threading.Event(), 0
+        if released:
+            self.go.set()
 
     def consume(self, retriever):
         assert self.go.wait(SECONDS)
@@ -40,7 +43,14 @@ class Waits:
             self.batches += 1
 
 
-def share_of(data_type, columns=("id",)):
+class Consumer:
+    """Calls a function with its retriever."""
+
+    def __init__(self, consume):
+        self.consume = consume
+
+
+def make_share(data_type, columns=("id",)):
     return ConsumerScan(
         job=JobID(db="d", table="t", job="j"),
         registrations={"default": 1},
@@ -52,26 +62,26 @@ def share_of(data_type, columns=("id",)):
     )
 
 
-def at_work(consumer):
-    return ConsumerThread(lambda: consumer, Retriever(share=share_of(DataType.SNAPSHOT)))
+def start(consumer, data_type=DataType.SNAPSHOT, columns=("id",)):
+    retriever = Retriever(scan=make_share(data_type, columns))
+    return ConsumerThread(lambda: consumer, retriever)
 
 
-def test_if_one_consumer_is_slow_the_others_may_get_blocked():
-    slow, quick = Waits(), Waits()
-    quick.go.set()
-    workers = at_work(slow), at_work(quick)
-    put = []
+def test_a_slow_consumer_may_block_the_others():
+    slow, quick = SlowConsumer(), SlowConsumer(released=True)
+    workers = start(slow), start(quick)
+    scanned = []
 
     def scan():
         for number in range(AHEAD + 3):
             for worker in workers:
                 worker.put(ROWS)
-            put.append(number)
+            scanned.append(number)
 
     scanning = threading.Thread(target=scan)
     scanning.start()
-    wait_for(lambda: len(put) == AHEAD, SECONDS)
-    # The scan holds only the batches that the slow one has not taken.
+    wait_for(lambda: len(scanned) == AHEAD, SECONDS)
+    # The scan keeps only the batches that the slow consumer has not taken.
     wait_for(lambda: quick.batches == AHEAD, SECONDS)
     assert scanning.is_alive()
     slow.go.set()
@@ -82,10 +92,10 @@ def test_if_one_consumer_is_slow_the_others_may_get_blocked():
     assert [worker.failure for worker in workers] == [None, None]
 
 
-def test_an_interrupted_run_does_not_wait_for_a_consumer_that_works_on(monkeypatch):
+def test_an_interrupted_run_does_not_wait_for_a_busy_consumer(monkeypatch):
     monkeypatch.setattr(retriever, "GIVE_UP_SECONDS", 0.1)
-    busy = Waits()
-    worker = at_work(busy)
+    busy = SlowConsumer()
+    worker = start(busy)
     for _ in range(AHEAD):
         worker.put(ROWS)
     worker.abort(KeyboardInterrupt())
@@ -97,53 +107,32 @@ def test_an_interrupted_run_does_not_wait_for_a_consumer_that_works_on(monkeypat
     assert busy.batches == 0
 
 
-def test_a_scan_that_ends_early_ends_who_waits_for_more():
-    consumer = Waits()
-    consumer.go.set()
-    worker = at_work(consumer)
+def test_a_scan_that_ends_early_ends_a_consumer_that_waits_for_more():
+    worker = start(SlowConsumer(released=True))
     worker.put(ROWS)
     worker.abort(UnavailableError("gone"))
     assert isinstance(worker.failure, UnavailableError)
 
 
-class Careless:
-    def consume(self, retriever):
-        retriever.next()
-
-
-def test_who_returns_before_the_end_has_failed():
-    worker = at_work(Careless())
+def test_a_consumer_that_returns_before_the_end_has_failed():
+    worker = start(Consumer(Retriever.next))
     worker.put(ROWS)
     worker.end()
-    assert isinstance(worker.failure, ConsumerError)
-    with pytest.raises(ConsumerError, match="returned before it had read everything"):
+    with raises_naming(ConsumerError, "d.t/j", "next()"):
         raise worker.failure
 
 
-class Invokes:
-    def consume(self, retriever):
+def test_a_consumer_that_invokes_a_handler_is_tried_again_while_the_runtime_is_away():
+    def invoke(_retriever):
         raise durable_invocations.errors.UnavailableError("the runtime is away")
 
-
-def test_who_invokes_a_handler_is_tried_again_while_the_runtime_is_away():
-    worker = at_work(Invokes())
+    worker = start(Consumer(invoke))
     worker.end()
     assert isinstance(worker.failure, UnavailableError)
 
 
-class Sizes:
-    """Takes everything, and records the rows of each batch."""
-
-    def __init__(self):
-        self.rows = []
-
-    def consume(self, retriever):
-        while not (found := retriever.next())[2]:
-            self.rows.append(found[0].num_rows)
-
-
 @pytest.mark.slow
-def test_texts_beyond_what_one_batch_holds_come_in_several():
+def test_texts_too_large_for_one_batch_come_in_several():
     """Texts of 2.5 GiB that share one buffer."""
     long = pa.array(["x" * (64 << 20)] * 4, pa.string())
     rows = 40
@@ -155,14 +144,19 @@ def test_texts_beyond_what_one_batch_holds_come_in_several():
             "_deleted": pa.array([False] * rows),
         }
     )
-    sizes = Sizes()
-    worker = at_work(sizes)
+    sizes = []
+
+    def record_sizes(retriever):
+        while not (batch := retriever.next())[2]:
+            sizes.append(batch[0].num_rows)
+
+    worker = start(Consumer(record_sizes))
     worker.put(chunk)
     worker.put(ROWS.set_column(0, "id", pa.array(["a", "b"])))
     worker.end()
     assert worker.failure is None
-    assert sum(sizes.rows) == rows + 2
-    assert max(sizes.rows) * (64 << 20) <= BYTES_AT_ONCE
+    assert sum(sizes) == rows + 2
+    assert max(sizes) * (64 << 20) <= BYTES_AT_ONCE
     assert worker.retriever.inserted.total() == rows + 2
 
 
@@ -177,65 +171,58 @@ CHANGES = pa.table(
 )
 
 
-class Inserts:
-    """A table of rows, written only by delete and insert."""
+def test_a_consumer_that_deletes_first_needs_no_upsert():
+    table = {2: "old", 3: "old"}
 
-    def __init__(self):
-        self.held = [(2, "old"), (3, "gone")]
-
-    def consume(self, retriever):
+    def delete_and_insert(retriever):
         done = False
         while not done:
             inserts, deletes, done = retriever.next(delete_first=True)
-            gone = [] if deletes is None else deletes["id"].to_pylist()
-            self.held = [row for row in self.held if row[0] not in gone]
-            if inserts is not None:
-                rows = zip(inserts["id"].to_pylist(), inserts["name"].to_pylist(), strict=True)
-                self.held += rows
+            for key in [] if deletes is None else deletes["id"].to_pylist():
+                table.pop(key, None)
+            for row in [] if inserts is None else inserts.to_pylist():
+                assert row["id"] not in table
+                table[row["id"]] = row["name"]
 
-
-def test_who_deletes_first_needs_no_upsert():
-    consumer = Inserts()
-    retriever = Retriever(share=share_of(DataType.TAIL, ("id", "name")))
-    worker = ConsumerThread(lambda: consumer, retriever)
+    worker = start(Consumer(delete_and_insert), DataType.TAIL, ("id", "name"))
     worker.put(CHANGES)
     worker.end()
     assert worker.failure is None
-    assert sorted(consumer.held) == [(1, "new"), (2, "updated")]
+    assert table == {1: "new", 2: "updated"}
     # The iteration's counts are those of the source's changes.
-    assert (retriever.inserted["default"], retriever.deleted["default"]) == (2, 1)
+    counts = worker.retriever.inserted, worker.retriever.deleted
+    assert [count["default"] for count in counts] == [2, 1]
 
 
-def test_a_tail_is_to_be_upserted_and_a_snapshot_has_no_deletes():
-    found = {}
-    for data_type in DataType:
-        retriever = Retriever(share=share_of(data_type, ("id", "name")))
-        retriever.coming.put(CHANGES.slice(0, 2))
-        retriever.coming.put(CHANGES.slice(2))
-        found[data_type] = [
-            tuple(
-                batch and batch["id"].to_pylist() for batch in retriever.next(delete_first=at)[:2]
-            )
-            for at in (False, data_type is DataType.SNAPSHOT)
-        ]
-    assert found[DataType.TAIL] == [([1, 2], None), (None, [3])]
-    assert found[DataType.SNAPSHOT] == [([1, 2], None), ([3], None)]
+@pytest.mark.parametrize(
+    ("data_type", "last"), [(DataType.TAIL, (None, [3])), (DataType.SNAPSHOT, ([3], None))]
+)
+def test_a_tail_is_to_be_upserted_and_a_snapshot_has_no_deletes(data_type, last):
+    retriever = Retriever(scan=make_share(data_type, ("id", "name")))
+    retriever.messages.put(CHANGES.slice(0, 2))
+    retriever.messages.put(CHANGES.slice(2))
+    batches = [
+        tuple(batch and batch["id"].to_pylist() for batch in retriever.next(delete_first=first)[:2])
+        for first in (False, data_type is DataType.SNAPSHOT)
+    ]
+    assert batches == [([1, 2], None), last]
 
 
-def test_who_keeps_deletes_like_inserts_gets_the_rows_as_they_come_with_a_mark():
-    found = {}
-    for data_type in DataType:
-        retriever = Retriever(share=share_of(data_type, ("name", "id")))
-        for each in (CHANGES, None):
-            retriever.coming.put(each)
-        chunk = retriever.read_marked_rows()
-        assert chunk.column_names == ["name", "id", "_version", "_timestamp", "_deleted"]
-        assert chunk.select(["id", "name"]).equals(CHANGES.select(["id", "name"]))
-        found[data_type] = chunk["_deleted"].to_pylist()
-        assert retriever.read_marked_rows() is None
-        assert retriever.read_marked_rows() is None
-        assert (retriever.drained, retriever.chunks) == (True, 1)
-        gone = found[data_type].count(True)
-        assert (retriever.inserted["default"], retriever.deleted["default"]) == (3 - gone, gone)
-        assert retriever.bytes["default"] == chunk.drop_columns("_deleted").nbytes
-    assert found == {DataType.TAIL: [False, False, True], DataType.SNAPSHOT: [False] * 3}
+@pytest.mark.parametrize(
+    ("data_type", "marks"),
+    [(DataType.TAIL, [False, False, True]), (DataType.SNAPSHOT, [False, False, False])],
+)
+def test_a_consumer_that_keeps_deletes_gets_the_rows_in_order_with_a_mark(data_type, marks):
+    retriever = Retriever(scan=make_share(data_type, ("name", "id")))
+    for chunk in (CHANGES, None):
+        retriever.messages.put(chunk)
+    rows = retriever.read_marked_rows()
+    assert rows.column_names == ["name", "id", "_version", "_timestamp", "_deleted"]
+    assert rows.select(["id", "name"]).equals(CHANGES.select(["id", "name"]))
+    assert rows["_deleted"].to_pylist() == marks
+    assert retriever.read_marked_rows() is None
+    assert retriever.read_marked_rows() is None
+    assert (retriever.drained, retriever.chunks) == (True, 1)
+    deletes = marks.count(True)
+    assert (retriever.inserted["default"], retriever.deleted["default"]) == (3 - deletes, deletes)
+    assert retriever.bytes["default"] == rows.drop_columns("_deleted").nbytes

@@ -61,7 +61,7 @@ def render_table():
     for status in SINGLE:
         add(status, status)
     add("no connection", EndpointAnswer(text="ConnectError"))
-    add("address not allowed", EndpointAnswer(text="10.0.0.1", refused=True))
+    add("address not allowed", EndpointAnswer(text="10.0.0.1", address_denied=True))
     begin("Attempts that fail with 500, without and with the least and most jitter")
     for attempt, random in product(range(1, 10), (0.5, 0.0, 0.999_999)):
         add(f"attempt {attempt}, random {random:g}", 500, attempt=attempt, random=random)
@@ -124,7 +124,7 @@ def test_only_a_retry_has_a_next_time_neither_at_once_nor_after_the_longest_wait
     assert (outcome.next_at is not None) == (outcome.verdict is MessageVerdict.AGAIN)
     assert answer.accepted == (outcome.verdict is MessageVerdict.DELIVERED)
     if outcome.next_at is not None:
-        assert 1 <= (outcome.next_at - NOON).total_seconds() <= RULES.longest * 1.2
+        assert 1 <= (outcome.next_at - NOON).total_seconds() <= RULES.longest_wait * 1.2
 
 
 @pytest.mark.parametrize(

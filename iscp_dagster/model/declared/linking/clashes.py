@@ -6,7 +6,7 @@ import posixpath
 from collections.abc import Iterable, Iterator, Sequence
 
 from iscp_dagster.model.declared.names import view_name
-from iscp_dagster.model.declared.tables import SourceTable, view_of
+from iscp_dagster.model.declared.tables import SourceTable, format_unique_view_name
 from iscp_dagster.model.errors import ConfigError
 
 
@@ -44,7 +44,11 @@ def check_declared_once(tables: Sequence[SourceTable], databases: Sequence[str] 
 def _list_index_views(tables: Iterable[SourceTable], databases: Sequence[str]) -> Iterator[Owner]:
     for table in tables:
         for index in table.indexes:
-            yield view_of(table, index, databases), table, f"{table.name}/{index.name}"
+            yield (
+                format_unique_view_name(table, index, databases),
+                table,
+                f"{table.name}/{index.name}",
+            )
 
 
 def _list_assets(tables: Sequence[SourceTable]) -> Iterator[Owner]:

@@ -17,7 +17,7 @@ from graphql import GraphQLError, OperationType
 from starlette.websockets import WebSocket, WebSocketDisconnect
 
 from iscp_dagster.serve.access import Access, UnauthenticatedError, Viewer, parse_bearer
-from iscp_dagster.serve.graph.client_errors import describe_error, format_error
+from iscp_dagster.serve.graph.client_errors import format_error, log_and_describe_error
 from iscp_dagster.serve.graph.documents import DocumentError, DocumentLimits, validate_document
 from iscp_dagster.serve.graph.executing import execute_query
 from iscp_dagster.serve.graph.schemas import SchemaCache
@@ -243,7 +243,7 @@ class SocketConnection:
         except UnauthenticatedError:
             await self.perform_actions(self.conversation.refuse_connection())
         except Exception as error:  # noqa: BLE001 - a user's function may raise anything
-            describe_error(error)
+            log_and_describe_error(error)
             await self.perform_actions(self.conversation.refuse_connection())
         else:
             await self.perform_actions(self.conversation.accept_connection())
@@ -359,5 +359,5 @@ def format_errors(error: Exception) -> Errors:
         return [{"message": str(error), "extensions": dict(error.extensions)}]
     if isinstance(error, GraphQLError):
         return [format_error(error)]
-    message, code = describe_error(error)
+    message, code = log_and_describe_error(error)
     return [{"message": message, "extensions": {"code": code}}]

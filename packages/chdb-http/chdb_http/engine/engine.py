@@ -12,11 +12,11 @@ from typing import TYPE_CHECKING, Any
 import chdb
 
 from chdb_http.engine.reach import check_reach
-from chdb_http.engine.rights import FILES_ROLE, LOCAL_DATABASE, write_rights
+from chdb_http.engine.rights import FILES_ROLE, LOCAL_DATABASE, write_engine_config
 from chdb_http.errors import StartError
 from chdb_http.sql.errors import Code, EngineError, from_engine
 from chdb_http.sql.octets import to_bytes
-from chdb_http.sql.rewrite import kill_by_engine_ids
+from chdb_http.sql.rewrite import replace_query_ids
 from chdb_http.sql.tokens import from_tsv, quote_string
 
 if TYPE_CHECKING:
@@ -62,7 +62,7 @@ class Connection:
         # Whether a client's own SET may have run; until then all settings are the server's.
         self.changed = False
         # The max_query_size after such a SET.
-        self.query_limit: int | None = None
+        self.max_query_bytes: int | None = None
 
     def run(self, sql: bytes, output_format: str = "TabSeparated") -> Outcome:
         """Run one statement to its end, in the calling thread. Raises `EngineError`."""
@@ -102,7 +102,7 @@ class Connection:
             self.run(b"SET max_query_size = %d" % (len(sql) + 1))
         self.run(sql)
         if long and "max_query_size" not in settings:
-            limit = b"DEFAULT" if self.query_limit is None else b"%d" % self.query_limit
+            limit = b"DEFAULT" if self.max_query_bytes is None else b"%d" % self.max_query_bytes
             self.run(b"SET max_query_size = %s" % limit)
 
     def allow_files(self, *, allowed: bool) -> None:
@@ -117,10 +117,10 @@ class Connection:
             self.broken = True
             raise
 
-    def note_changes(self) -> None:
+    def refresh_max_query_bytes(self) -> None:
         """Read back the limit that a client's own SET may have changed."""
         value = self.run(b"SELECT value FROM system.settings WHERE name = 'max_query_size'").data
-        self.query_limit = int(value)
+        self.max_query_bytes = int(value)
 
     def close(self) -> None:
         self._handle.close()
@@ -139,7 +139,7 @@ class Engine:
         self.workers = workers
         self._lock = _lock_folder(path)
         reach.user_files.mkdir(exist_ok=True)
-        rights = write_rights(reach, _check_config_file(config_file))
+        rights = write_engine_config(reach, _check_config_file(config_file))
         self._path = f"{path}?user_files_path={reach.user_files}/&config-file={rights}"
         try:
             self._control = Connection(self._path)
@@ -179,7 +179,7 @@ class Engine:
         rows = self._control.run(f"{sql} WHERE id != ''".encode()).data.splitlines()
         pairs = (row.split(b"\t", 1) for row in rows)
         engine_ids = {from_tsv(client): engine.decode() for client, engine in pairs}
-        return self._control.run(kill_by_engine_ids(text, engine_ids), output_format)
+        return self._control.run(replace_query_ids(text, engine_ids), output_format)
 
     def close(self) -> None:
         """Cancel what runs, wait a few seconds for it to end, and release the data."""

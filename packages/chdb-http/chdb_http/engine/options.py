@@ -73,7 +73,7 @@ class Options:
         return _QUERY_LIMIT in self.settings
 
     @property
-    def query_limit(self) -> int:
+    def max_query_bytes(self) -> int:
         """The most bytes of a statement; an invalid value is left for the engine to refuse."""
         value = self.settings.get(_QUERY_LIMIT, "")
         return int(value) if _NUMBER.fullmatch(value) else _DEFAULT_QUERY_BYTES

@@ -52,7 +52,7 @@ def make_ready(connection: Connection, query: Query) -> None:
     elif options.read_only:
         settings = {**_READ_ONLY, **settings}
     connection.set({**settings, QUERY_ID_SETTING: options.query_id})
-    if query.reads_files:
+    if query.uses_files:
         connection.allow_files(allowed=True)
 
 
@@ -104,11 +104,11 @@ def prepare_session(connection: Connection, query: Query) -> Iterator[None]:
             created.append(table)
             _fill_table(connection, table)
         connection.set({QUERY_ID_SETTING: options.query_id})
-        if query.reads_files:
+        if query.uses_files:
             connection.allow_files(allowed=True)
         yield
     finally:
-        if query.reads_files:
+        if query.uses_files:
             connection.deny_files()
         connection.set(previous)
         for table in created:
@@ -119,13 +119,13 @@ def prepare_session(connection: Connection, query: Query) -> Iterator[None]:
 
 def _build_size_setting(query: Query) -> dict[str, str]:
     """Make room in max_query_size for additions to the statement, whose own size was checked."""
-    size, limit = len(query.statement.text), query.options.query_limit
+    size, limit = len(query.statement.text), query.options.max_query_bytes
     return {"max_query_size": str(size + _ADDED_BYTES)} if size + _ADDED_BYTES > limit > 0 else {}
 
 
 def _build_rows_setting(query: Query) -> dict[str, str]:
     """No queries within rows: they would have the statement's right to files, for any path."""
-    return {EXPRESSIONS: "0"} if query.reads_files else {}
+    return {EXPRESSIONS: "0"} if query.uses_files else {}
 
 
 def _check_readonly(options: Options, *, reads_only: bool) -> None:

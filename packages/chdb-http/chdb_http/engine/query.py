@@ -27,7 +27,7 @@ class Query:
     statement: Statement
     options: Options
     tables: tuple[ExternalTable, ...] = ()
-    reads_files: bool = False
+    uses_files: bool = False
 
     @property
     def output_format(self) -> str:

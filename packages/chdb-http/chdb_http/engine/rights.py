@@ -85,7 +85,7 @@ _PROMPT = {
 }
 
 
-def write_rights(reach: Reach, config_file: Path | None) -> Path:
+def write_engine_config(reach: Reach, config_file: Path | None) -> Path:
     """Write the engine's configuration and return its file; `config_file` is merged into it."""
     folder = reach.data / _FOLDER
     shutil.rmtree(folder, ignore_errors=True)

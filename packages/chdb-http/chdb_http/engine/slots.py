@@ -32,15 +32,15 @@ class Slots:
         # One check at a time; many would keep Python's lock from the event loop.
         self._check_lock = threading.Lock()
 
-    def get_query_limit(self, options: Options) -> int:
+    def get_max_query_bytes(self, options: Options) -> int:
         """The most bytes of the request's statement: by its settings, else by its session's."""
         session = options.session
         connection = (
             None if session is None else self._sessions.get_idle_connection(session.session_id)
         )
-        if connection is None or connection.query_limit is None or options.sets_query_limit:
-            return options.query_limit
-        return connection.query_limit
+        if connection is None or connection.max_query_bytes is None or options.sets_query_limit:
+            return options.max_query_bytes
+        return connection.max_query_bytes
 
     def start(self, query: Query, sql: bytes) -> Future[Outcome]:
         """Run `sql` for the query in a thread of its own.
@@ -74,11 +74,11 @@ class Slots:
                 f"Query with id = {query_id} is already running",
             )
 
-    def _lease_connection(self, query: Query) -> _Lease:
+    def _lease_connection(self, query: Query) -> _SessionConnection:
         session = query.options.session
-        return _Lease(None if session is None else self._sessions.acquire(session))
+        return _SessionConnection(None if session is None else self._sessions.acquire(session))
 
-    def _release_slot(self, query: Query, lease: _Lease) -> None:
+    def _release_slot(self, query: Query, lease: _SessionConnection) -> None:
         self._running.discard(query.options.query_id)
         if query.options.session is not None:
             connection = lease.connection
@@ -87,11 +87,11 @@ class Slots:
                 connection = None
             self._sessions.release(query.options.session, connection)
 
-    def _run(self, query: Query, sql: bytes, lease: _Lease) -> Outcome:
+    def _run(self, query: Query, sql: bytes, lease: _SessionConnection) -> Outcome:
         with self._check_lock:
             reads_files = check_reach(query.statement.text, self._engine.folders)
         if reads_files or query.statement.input_call is not None:
-            query = replace(query, reads_files=True)
+            query = replace(query, uses_files=True)
         if query.options.session is not None:
             return self._run_in_session(query, sql, lease)
         connection = self._engine.connect()
@@ -101,18 +101,18 @@ class Slots:
         finally:
             connection.close()
 
-    def _run_in_session(self, query: Query, sql: bytes, lease: _Lease) -> Outcome:
+    def _run_in_session(self, query: Query, sql: bytes, lease: _SessionConnection) -> Outcome:
         if lease.connection is None:
             lease.connection = self._engine.connect()
             lease.connection.set(SERVER_DEFAULTS)
         with prepare_session(lease.connection, query):
             outcome = lease.connection.run(sql, query.options.default_format)
         if query.statement.sets:
-            lease.connection.note_changes()
+            lease.connection.refresh_max_query_bytes()
         return outcome
 
 
-class _Lease:
+class _SessionConnection:
     """The connection of a session, made by the thread that runs its first statement."""
 
     def __init__(self, connection: Connection | None) -> None:

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 from chdb_http.http import arrow_file
 from chdb_http.http.pipes import Pipe, read_chunks, write_all
 from chdb_http.sql.errors import EngineError
-from chdb_http.sql.rewrite import insert_from, select_into
+from chdb_http.sql.rewrite import build_insert_from_pipe, build_select_into_pipe
 from chdb_http.sql.statement import Verb
 
 if TYPE_CHECKING:
@@ -53,7 +53,7 @@ class Exchange:
 
     async def _run_select(self, query: Query, reply: Reply, receive: Receive) -> None:
         pipe = Pipe()
-        sql = select_into(query.statement, pipe.writer, query.options.default_format)
+        sql = build_select_into_pipe(query.statement, pipe.writer, query.options.default_format)
         future = self._start_statement(query, sql, pipe, pipe.writer)
         try:
             async with self._cancel_on_disconnect(query, reply, receive, future):
@@ -74,7 +74,7 @@ class Exchange:
         query, rows = await _convert_arrow_file(query, rows)
         pipe = Pipe()
         future = self._start_statement(
-            query, insert_from(query.statement, pipe.reader), pipe, pipe.reader
+            query, build_insert_from_pipe(query.statement, pipe.reader), pipe, pipe.reader
         )
         complete = False
         try:

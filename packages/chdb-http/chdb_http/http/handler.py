@@ -85,7 +85,7 @@ class QueryHandler:
             tables = tuple(_build_external_table(part, options) for part in files)
             fields = [(p.name, _decode_field(p)) for p in parts if p.filename is None]
             options = options.add_fields(fields, [table.name for table in tables])
-        limit = self._exchange.slots.get_query_limit(options)
+        limit = self._exchange.slots.get_max_query_bytes(options)
         statement, rows = await self._reader.read(options.query, chunks, limit)
         return Query(statement=statement, options=options, tables=tables), rows
 

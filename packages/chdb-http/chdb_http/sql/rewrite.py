@@ -22,7 +22,7 @@ def format_pipe_path(descriptor: int) -> str:
     return f"/dev/fd/{descriptor}"
 
 
-def select_into(statement: Statement, descriptor: int, default_format: str) -> bytes:
+def build_select_into_pipe(statement: Statement, descriptor: int, default_format: str) -> bytes:
     """The select with its result written to the pipe; its own FORMAT wins over the default."""
     outfile = f" INTO OUTFILE '{format_pipe_path(descriptor)}' APPEND ".encode()
     clause = statement.text[statement.cut :]
@@ -32,7 +32,7 @@ def select_into(statement: Statement, descriptor: int, default_format: str) -> b
     return statement.text[: statement.cut] + b"\n" + outfile + clause
 
 
-def insert_from(statement: Statement, descriptor: int) -> bytes:
+def build_insert_from_pipe(statement: Statement, descriptor: int) -> bytes:
     """The insert with its rows read from the pipe."""
     path, name = format_pipe_path(descriptor), statement.format or "Values"
     if statement.input_call is not None:
@@ -46,7 +46,7 @@ def insert_from(statement: Statement, descriptor: int) -> bytes:
     return head + infile + settings + to_bytes(f"\nFORMAT {quote_name(name)}")
 
 
-def kill_by_engine_ids(text: bytes, engine_ids: Mapping[str, str]) -> bytes:
+def replace_query_ids(text: bytes, engine_ids: Mapping[str, str]) -> bytes:
     """A KILL statement with each client's query id replaced by the engine's."""
     parts, copied = [], 0
     for word in iter_tokens(text):

@@ -62,7 +62,7 @@ def select_headers(request: Request) -> tuple[tuple[str, str], ...]:
     return tuple((name, value) for name, value in headers if name.lower() not in _OWN)
 
 
-def answer(
+def build_output_response(
     handler: RegisteredHandler | None, id_: str, result: Result, sending: OutputSender
 ) -> Response:
     """The answer for an ended invocation: its output as its manifest says, or its failure."""

@@ -15,7 +15,12 @@ from asgi_guards.sending import STILL_SECONDS, OutputSender
 from durable_invocations.ingress.backend import Backend, Catalog
 from durable_invocations.ingress.bodies import body
 from durable_invocations.ingress.delays import parse_delay
-from durable_invocations.ingress.inputs import ID_HEADER, answer, check_input, select_headers
+from durable_invocations.ingress.inputs import (
+    ID_HEADER,
+    build_output_response,
+    check_input,
+    select_headers,
+)
 from durable_invocations.ingress.refusals import BAD, BUSY, NOT_FOUND, PLAIN, RefusedError
 from durable_invocations.ingress.targets import Target, parse_call, split_path
 from durable_invocations.protocol import ids
@@ -158,7 +163,7 @@ class Invoking:
         result = submitted.result
         if result is None:
             result = await self.waiting.result(request, submitted.id)
-        return answer(handler, submitted.id, result, self.waiting.sending)
+        return build_output_response(handler, submitted.id, result, self.waiting.sending)
 
 
 def _parse_delay(request: Request, *, send: bool) -> int:

@@ -9,7 +9,7 @@ from starlette.responses import JSONResponse, Response
 
 from durable_invocations.ingress.backend import Backend
 from durable_invocations.ingress.bodies import JSON, body, get_media_type, parse_json
-from durable_invocations.ingress.inputs import answer
+from durable_invocations.ingress.inputs import build_output_response
 from durable_invocations.ingress.invoking import (
     IngressBounds,
     ResultWaiter,
@@ -71,7 +71,7 @@ class Outputs:
         return await self._build_response(invocation, await self.waiting.result(request, id_))
 
     async def _build_response(self, invocation: Invocation, result: Result) -> Response:
-        return answer(
+        return build_output_response(
             await self._find_handler(invocation), invocation.id, result, self.waiting.sending
         )
 

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from enum import Enum
 from typing import Any
 
-from durable_invocations.protocol.failures import ErrorReport, RunAttempts
+from durable_invocations.protocol.failures import ErrorReport, FailedExecutions
 from durable_invocations.protocol.frames import Frame
 from durable_invocations.protocol.results import Result
 
@@ -48,7 +48,7 @@ class RunBegun:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Finished:
+class RunFinished:
     """A Run that was begun in this attempt has its result, in `entry`."""
 
     index: int
@@ -82,7 +82,9 @@ class Failed:
     report: ErrorReport
 
 
-InEvent = FrameReceived | InputClosed | Issued | RunBegun | Finished | Awaited | Returned | Failed
+InEvent = (
+    FrameReceived | InputClosed | Issued | RunBegun | RunFinished | Awaited | Returned | Failed
+)
 
 # Out.
 
@@ -92,7 +94,7 @@ class Started:
     """The StartMessage came."""
 
     message: Any
-    run_attempts: tuple[RunAttempts, ...] | None = None
+    run_attempts: tuple[FailedExecutions, ...] | None = None
     """The failed executions of Runs; None: the runtime does not count them."""
 
 

@@ -28,7 +28,7 @@ _STEPS: Mapping[type, Callable[[HandlerState, Any], HandlerTransition]] = Mappin
         events.InputClosed: handle_input_closed,
         events.Issued: steps.handle_issued,
         events.RunBegun: steps.handle_begun,
-        events.Finished: steps.handle_finished,
+        events.RunFinished: steps.handle_finished,
         events.Awaited: steps.handle_awaited,
         events.Returned: steps.handle_returned,
         events.Failed: steps.handle_failed,

@@ -37,7 +37,7 @@ def handle_begun(state: HandlerState, event: events.RunBegun) -> HandlerTransiti
     return _take_entry(state, None), (events.Execute(index=state.issued),)
 
 
-def handle_finished(state: HandlerState, event: events.Finished) -> HandlerTransition:
+def handle_finished(state: HandlerState, event: events.RunFinished) -> HandlerTransition:
     if state.unsent.get(event.index, event.entry) is not None:
         raise ProtocolError(f"Entry {event.index} is not a Run that waits for its result.")
     return _flush_entries(replace(state, unsent={**state.unsent, event.index: event.entry}))

@@ -17,7 +17,7 @@ class Replayed:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class EntrySent:
+class FrameReceived:
     """The handler sent a frame."""
 
     frame: Frame
@@ -59,7 +59,13 @@ class CompletionReady:
 
 
 InEvent = (
-    Replayed | EntrySent | Broken | StreamClosed | EntryCommitted | EntryRefused | CompletionReady
+    Replayed
+    | FrameReceived
+    | Broken
+    | StreamClosed
+    | EntryCommitted
+    | EntryRefused
+    | CompletionReady
 )
 
 # Out.

@@ -77,7 +77,7 @@ class Failure:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class RunAttempts:
+class FailedExecutions:
     """How many executions of a Run have failed, in all attempts of its invocation."""
 
     index: int
@@ -90,7 +90,7 @@ class RunAttempts:
     """Of a Run that failed for good and is not stored, since an earlier entry is not."""
 
     @classmethod
-    def read(cls, message: RunAttemptsMessage) -> RunAttempts:
+    def read(cls, message: RunAttemptsMessage) -> FailedExecutions:
         failure = Failure(code=message.failure_code, message=message.failure_message)
         return cls(
             index=message.entry_index,
@@ -112,7 +112,7 @@ class RunAttempts:
         )
 
 
-def read_run_attempts(body: bytes) -> tuple[RunAttempts, ...] | None:
+def read_run_attempts(body: bytes) -> tuple[FailedExecutions, ...] | None:
     """The Runs in a Start or an Error with this body; None if its sender does not count them.
 
     Raises ProtocolError if it is malformed.
@@ -124,10 +124,10 @@ def read_run_attempts(body: bytes) -> tuple[RunAttempts, ...] | None:
         raise ProtocolError(f"The attempts of Runs cannot be parsed: {error}.") from error
     if not extension.HasField("run_attempts"):
         return None
-    return tuple(map(RunAttempts.read, extension.run_attempts.runs))
+    return tuple(map(FailedExecutions.read, extension.run_attempts.runs))
 
 
-def write_run_attempts(runs: Iterable[RunAttempts]) -> bytes:
+def write_run_attempts(runs: Iterable[FailedExecutions]) -> bytes:
     """The field that is added to a Start or an Error."""
     message = AllRunAttemptsMessage(runs=[run.written() for run in runs])
     body: bytes = ExtensionMessage(run_attempts=message).SerializeToString(deterministic=True)
@@ -150,7 +150,7 @@ class ErrorReport:
     name: str | None = None
     kind: int | None = None
     retry_after: int | None = None
-    run_attempts: tuple[RunAttempts, ...] | None = None
+    run_attempts: tuple[FailedExecutions, ...] | None = None
 
     @classmethod
     def of(cls, error: ProtocolError, index: int | None = None) -> ErrorReport:

@@ -32,7 +32,7 @@ def format_manifest_type(version: int) -> str:
     return f"application/vnd.restate.endpointmanifest.v{version}+json"
 
 
-def choose_version(accept: str | None) -> int | None:
+def choose_manifest_version(accept: str | None) -> int | None:
     """The manifest version to answer an Accept with; None if none is acceptable.
 
     A client without Accept gets version 1, which the oldest ones expect.

@@ -8,7 +8,7 @@ from collections.abc import Collection, Sequence
 from typing import Any
 
 from durable_invocations.protocol import kinds
-from durable_invocations.runtime.driving.drives import Drives
+from durable_invocations.runtime.driving.drives import AttemptPool
 from durable_invocations.runtime.driving.shared_services import Put
 from durable_invocations.runtime.settings import AFTER_ERROR_SECONDS
 from durable_invocations.runtime.store import operations as op
@@ -29,13 +29,13 @@ class Claimer:
 
     def __init__(self, owner: str, put: Put) -> None:
         self._owner, self._put = owner, put
-        self._drives: Drives | None = None
+        self._drives: AttemptPool | None = None
         self._pending: asyncio.Future[tuple[Claimed, ...]] | None = None
         self._again = False
         self.crowded = False
         """Whether invocations may wait for a place."""
 
-    def drive(self, drives: Drives) -> None:
+    def drive(self, drives: AttemptPool) -> None:
         """Begin to claim for these drives; nothing is claimed before."""
         self._drives = drives
         self.request_claim()

@@ -40,7 +40,7 @@ class RetryPolicy:
         if self.attempts is not None and self.attempts < 1:
             raise _make_policy_error("attempts", self.attempts, "1 or more")
 
-    def wait(self, failed: int, requested: float | None = None) -> float | None:
+    def compute_wait(self, failed: int, requested: float | None = None) -> float | None:
         """Seconds until the next attempt, after `failed` ones in a row; None if it is paused.
 
         `requested` is the delay that the error itself requests; it replaces the policy's wait this

@@ -14,7 +14,7 @@ from durable_invocations.errors import UnavailableError
 from durable_invocations.protocol.results import Result
 from durable_invocations.runtime.claims import Claimer
 from durable_invocations.runtime.driving.attempt_effects import take_error
-from durable_invocations.runtime.driving.drives import Drives
+from durable_invocations.runtime.driving.drives import AttemptPool
 from durable_invocations.runtime.driving.shared_services import AttemptContext
 from durable_invocations.runtime.http.client import HttpClient
 from durable_invocations.runtime.http.discovery import discover_deployment
@@ -64,7 +64,7 @@ class Runtime:
         self._client = HttpClient(trusted=self._settings.trusted)
         self._writer = Writer(self.store, self._handle_changes, patience=self._settings.patience)
         self._claims = Claimer(self._settings.owner, self._put_operation)
-        self._drives = Drives(self._build_tools(), self._claims.note_freed)
+        self._attempts = AttemptPool(self._build_attempt_context(), self._claims.note_freed)
         self._tasks: list[asyncio.Future[None]] = []
         await self._writer.__aenter__()
         try:
@@ -72,7 +72,7 @@ class Runtime:
         except BaseException:
             await self._writer.__aexit__()
             raise
-        self._claims.drive(self._drives)
+        self._claims.drive(self._attempts)
         loops = (
             self._trigger_timers,
             self._poll_store,
@@ -89,7 +89,7 @@ class Runtime:
         for task in self._tasks:
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
-        await self._drives.close()
+        await self._attempts.close()
         await self._client.close()
         released = self._put_operation(op.Release(owner=self._settings.owner))
         # It does not wait for the database: pending operations are tried once more.
@@ -153,21 +153,21 @@ class Runtime:
         if self._due.note_due(changes.next_at):
             self._earlier.set()
         self._waiting.set_results(changes.ended)
-        self._drives.handle_news(changes.news)
+        self._attempts.handle_news(changes.news)
         if changes.uncertain:
             self._release_lost()
-            self._drives.ask_to_suspend()
+            self._attempts.ask_to_suspend()
 
     def _release_lost(self) -> None:
         owner = self._settings.owner
-        self._put_operation(op.Release(owner=owner, driven=self._drives.driven)).add_done_callback(
-            take_error
-        )
+        self._put_operation(
+            op.Release(owner=owner, driven=self._attempts.driven)
+        ).add_done_callback(take_error)
 
     # Loops.
 
     async def _trigger_timers(self) -> None:
-        wait = self._due.wait(self._clock())
+        wait = self._due.compute_wait(self._clock())
         if wait != 0:
             self._earlier.clear()
             await _wait_within(self._earlier.wait(), wait)
@@ -182,7 +182,7 @@ class Runtime:
         self._handle_changes(Changes(ready=look.ready, next_at=look.next_at, ended=look.ended))
         self._waiting.set_gone(look.gone)
         if look.news:
-            self._drives.handle_news(await self.do(op.TakeNews(owner=self._settings.owner)))
+            self._attempts.handle_news(await self.do(op.TakeNews(owner=self._settings.owner)))
 
     async def _watch_runtimes(self) -> None:
         await self.do(op.Beat(owner=self._settings.owner))
@@ -197,7 +197,7 @@ class Runtime:
 
     async def _enforce_timeouts(self) -> None:
         await asyncio.sleep(TEND_SECONDS)
-        self._drives.enforce_timeouts(crowded=self._claims.crowded)
+        self._attempts.enforce_timeouts(crowded=self._claims.crowded)
 
     async def _prune_invocations(self) -> None:
         while await self.do(op.Prune(now=self._clock())) == op.Prune.most:
@@ -215,7 +215,7 @@ class Runtime:
             self._claims.claim_behind(operation)
         return future
 
-    def _build_tools(self) -> AttemptContext:
+    def _build_attempt_context(self) -> AttemptContext:
         return AttemptContext(
             client=self._client,
             put=self._put_operation,

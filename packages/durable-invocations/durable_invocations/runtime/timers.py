@@ -57,6 +57,6 @@ class Due:
         """Forget the noted times, before the store is read."""
         self.at = None
 
-    def wait(self, now: int) -> float | None:
+    def compute_wait(self, now: int) -> float | None:
         """Seconds until then; None if nothing is due."""
         return None if self.at is None else max(0, self.at - now) / _MS

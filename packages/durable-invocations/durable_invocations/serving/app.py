@@ -25,7 +25,7 @@ from durable_invocations.protocol.versions import (
     LOWEST,
     MANIFESTS,
     NEWEST,
-    choose_version,
+    choose_manifest_version,
     format_content_type,
     format_manifest_type,
     parse_version,
@@ -140,7 +140,9 @@ class ServiceEndpoint:
     def _build_discovery(self, scope: Scope) -> Response:
         if scope["method"] != "GET":
             return _make_refusal(405, "Request a manifest with GET.", allow="GET")
-        manifest_version = choose_version(", ".join(Headers(scope=scope).getlist("accept")))
+        manifest_version = choose_manifest_version(
+            ", ".join(Headers(scope=scope).getlist("accept"))
+        )
         if manifest_version is None:
             served = " or ".join(format_manifest_type(supported) for supported in sorted(MANIFESTS))
             return _make_refusal(406, f"Accept {served}.")

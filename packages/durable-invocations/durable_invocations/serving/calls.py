@@ -26,11 +26,13 @@ class InvocationHandle:
     def invocation_id(self) -> Operation[str]:
         """The invocation's id."""
         message = pb.GetCallInvocationIdEntryMessage(call_entry_index=self.entry)
-        return self._attempt_of.operation(message, parse_id)
+        return self._attempt_of.issue_operation(message, parse_id)
 
     def cancel(self) -> None:
         """Ask the runtime to cancel the invocation."""
-        self._attempt_of.record(pb.CancelInvocationEntryMessage(call_entry_index=self.entry))
+        self._attempt_of.issue_unawaited(
+            pb.CancelInvocationEntryMessage(call_entry_index=self.entry)
+        )
 
 
 class SendHandle(InvocationHandle):

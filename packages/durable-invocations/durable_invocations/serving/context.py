@@ -120,7 +120,7 @@ class Context:
     def sleep(self, duration: Seconds, name: str = "") -> Operation[None]:
         """Sleep for a duration, however often the invocation is suspended meanwhile."""
         due = self._compute_due(duration)
-        return self._attempt.operation(
+        return self._attempt.issue_operation(
             pb.SleepEntryMessage(wake_up_time=due, name=name), ignore_result
         )
 
@@ -148,7 +148,7 @@ class Context:
             idempotency_key=_check_idempotency_key(idempotency_key),
         )
         call: Call[Any] = Call(self._attempt, make_value_parser(get_serde(returns)))
-        self._attempt.begin(call, make_frame(message))
+        self._attempt.attach_and_issue(call, make_frame(message))
         call.entry = call.index
         return call
 
@@ -173,7 +173,7 @@ class Context:
             key=key,
             idempotency_key=_check_idempotency_key(idempotency_key),
         )
-        return SendHandle(self._attempt, self._attempt.record(message))
+        return SendHandle(self._attempt, self._attempt.issue_unawaited(message))
 
     def awakeable(self, returns: Any = Any, name: str = "") -> tuple[str, Operation[Any]]:
         """An id to hand out, and the operation that whoever has it completes.
@@ -181,17 +181,19 @@ class Context:
         Awaiting it raises TerminalError (400) for a value that does not fit `returns`.
         """
         parse = make_external_parser(get_serde(returns), "The value of the awakeable")
-        operation = self._attempt.operation(pb.AwakeableEntryMessage(name=name), parse)
+        operation = self._attempt.issue_operation(pb.AwakeableEntryMessage(name=name), parse)
         return make_awakeable_id(self._attempt.start.id, operation.index), operation
 
     def resolve_awakeable(self, id_: str, value: Any = None) -> None:
         """Complete an awakeable of any invocation with a value."""
-        self._attempt.record(pb.CompleteAwakeableEntryMessage(id=id_, value=_dump_value(value)))
+        self._attempt.issue_unawaited(
+            pb.CompleteAwakeableEntryMessage(id=id_, value=_dump_value(value))
+        )
 
     def reject_awakeable(self, id_: str, message: str, status: int = 500) -> None:
         """Complete an awakeable of any invocation with a failure."""
         failure = Failure(code=status, message=message).written()
-        self._attempt.record(pb.CompleteAwakeableEntryMessage(id=id_, failure=failure))
+        self._attempt.issue_unawaited(pb.CompleteAwakeableEntryMessage(id=id_, failure=failure))
 
     def promise(self, name: str, returns: Any = Any) -> Promise:
         """A promise of this workflow's run, by its name."""
@@ -199,17 +201,19 @@ class Context:
 
     def cancel(self, invocation_id: str) -> None:
         """Ask the runtime to cancel an invocation; what it awaits fails with status 409."""
-        self._attempt.record(pb.CancelInvocationEntryMessage(invocation_id=invocation_id))
+        self._attempt.issue_unawaited(pb.CancelInvocationEntryMessage(invocation_id=invocation_id))
 
     def attach(self, target: Target, returns: Any = Any) -> Operation[Any]:
         """The result of an existing invocation, once it ends."""
         message = set_target(pb.AttachInvocationEntryMessage(), target)
-        return self._attempt.operation(message, make_value_parser(get_serde(returns)))
+        return self._attempt.issue_operation(message, make_value_parser(get_serde(returns)))
 
     def output(self, target: Target, returns: Any = Any, *, default: Any = None) -> Operation[Any]:
         """The result of an invocation that has ended; `default` for one that has not."""
         message = set_target(pb.GetInvocationOutputEntryMessage(), target)
-        return self._attempt.operation(message, make_value_parser(get_serde(returns), default))
+        return self._attempt.issue_operation(
+            message, make_value_parser(get_serde(returns), default)
+        )
 
     async def gather(self, *operations: Operation[Any]) -> list[Any]:
         """The results of all, once all are done. Raises the first failure in this order."""

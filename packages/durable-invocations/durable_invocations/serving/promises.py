@@ -38,12 +38,14 @@ class Promise:
     def value(self) -> Operation[Any]:
         """The value, once there is one. Awaiting it raises TerminalError if it was rejected."""
         message = pb.GetPromiseEntryMessage(key=self._name)
-        return self._attempt.operation(message, make_external_parser(self._serde, self._label))
+        return self._attempt.issue_operation(
+            message, make_external_parser(self._serde, self._label)
+        )
 
     def peek(self, default: Any = None) -> Operation[Any]:
         """The value if there is one by now, else `default`."""
         message = pb.PeekPromiseEntryMessage(key=self._name)
-        return self._attempt.operation(
+        return self._attempt.issue_operation(
             message, make_external_parser(self._serde, self._label, default)
         )
 
@@ -51,10 +53,10 @@ class Promise:
         """Complete it with a value. Awaiting raises TerminalError if it was completed before."""
         dumped = self._serde.dumps(value)
         message = pb.CompletePromiseEntryMessage(key=self._name, completion_value=dumped)
-        return self._attempt.operation(message, ignore_result)
+        return self._attempt.issue_operation(message, ignore_result)
 
     def reject(self, message: str, status: int = 500) -> Operation[None]:
         """Complete it with a failure. Awaiting raises TerminalError if it was completed before."""
         failure = Failure(code=status, message=message).written()
         entry = pb.CompletePromiseEntryMessage(key=self._name, completion_failure=failure)
-        return self._attempt.operation(entry, ignore_result)
+        return self._attempt.issue_operation(entry, ignore_result)

@@ -187,7 +187,7 @@ class Stream:
 
     async def _stop_tasks(self, tasks: list[asyncio.Task[None]]) -> None:
         """Cancel the attempt's remaining tasks, and wait until they have ended."""
-        tasks = [*tasks, *self._attempt.actions]
+        tasks = [*tasks, *self._attempt.run_tasks]
         pending = {task for task in tasks if not task.done()}
         for task in pending:
             task.cancel()

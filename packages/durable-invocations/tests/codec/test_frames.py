@@ -18,7 +18,8 @@ from durable_invocations.protocol.failures import (
 from durable_invocations.protocol.frames import HEADER, Frame, encode, make_frame
 from durable_invocations.protocol.kinds import KINDS, get_kind
 from durable_invocations.protocol.pb import protocol_pb2 as pb
-from runtime_support.two_sides import completed
+from runtime_support.errors import raises_naming
+from runtime_support.two_sides import complete_entry
 
 RESULTS = {
     "empty": results.EMPTY,
@@ -60,24 +61,24 @@ def test_a_header_is_read_as_it_was_written(sent):
 
 @given(st.integers(0, 0xFBFF).filter(lambda code: code not in KINDS), st.binary(max_size=4))
 def test_an_unknown_type_is_refused_by_its_header(code, body):
-    with pytest.raises(ProtocolError, match=f"0x{code:04X}"):
+    with raises_naming(ProtocolError, f"0x{code:04X}"):
         Decoder().feed(HEADER.pack(code, 0, 1 << 30) + body)
 
 
 @pytest.mark.parametrize("kind", list(KINDS.values()), ids=str)
 def test_flags_that_a_type_lacks_are_refused(kind):
     allowed = 0x8000 * kind.entry | kind.completable
-    each_bit = [1 << bit for bit in range(16)]
-    for flags in (0, *each_bit, allowed, *(allowed | each for each in each_bit)):
+    bits = [1 << bit for bit in range(16)]
+    for flags in (0, *bits, allowed, *(allowed | bit for bit in bits)):
         header = HEADER.pack(kind.code, flags, 0)
         if flags & ~allowed:
-            with pytest.raises(ProtocolError, match=kind.name):
+            with raises_naming(ProtocolError, kind, f"0x{flags:04X}"):
                 Decoder().feed(header)
         else:
-            assert [each.flags for each in Decoder().feed(header)] == [flags]
+            assert [frame.flags for frame in Decoder().feed(header)] == [flags]
 
 
-def test_what_is_too_large_is_refused_by_its_header():
+def test_a_message_beyond_a_limit_is_refused_by_its_header():
     limits = Limits(message_bytes=10, journal_entries=2, journal_bytes=15)
     for headers in ([11], [10, 6], [1, 1, 1]):
         decoder = Decoder(limits)
@@ -87,35 +88,37 @@ def test_what_is_too_large_is_refused_by_its_header():
             decoder.feed(HEADER.pack(0x0C05, 0, headers[-1]))
 
 
-def test_a_stream_that_ends_within_a_frame_is_told():
+def test_a_stream_must_not_end_within_a_frame():
     for part in (b"\0", encode(make_frame(pb.EntryAckMessage(entry_index=7)))[:-1]):
         decoder = Decoder()
         assert decoder.feed(part) == []
-        with pytest.raises(ProtocolError, match="within a message"):
+        with raises_naming(ProtocolError, f"{len(part)} bytes"):
             decoder.end()
 
 
-@pytest.mark.parametrize("kind", [each for each in KINDS.values() if each.completable], ids=str)
-def test_each_result_of_an_entry_is_put_in_and_read_again(kind):
+@pytest.mark.parametrize("kind", [kind for kind in KINDS.values() if kind.completable], ids=str)
+def test_a_result_is_read_as_it_was_written_in_an_entry_and_in_a_completion(kind):
     entry = make_frame(kind.message())
     assert not entry.completed
     for variant, result in RESULTS.items():
         if variant not in results.list_variants(kind):
-            with pytest.raises(ProtocolError, match=kind.name):
-                completed(entry, result)
-        else:
-            held = completed(entry, result)
-            assert held.completed
-            assert results.get_result(held.message()) == result
+            with raises_naming(ProtocolError, kind, f"'{variant}'"):
+                complete_entry(entry, result)
+            continue
+        completed = complete_entry(entry, result)
+        assert completed.completed
+        assert results.get_result(completed.message()) == result
+        message = results.make_completion(300, result).message()
+        assert (message.entry_index, results.get_result(message)) == (300, result)
     assert results.parse_state_keys(RESULTS["value"].value) == [b"k"]
 
 
-def test_a_completed_flag_without_result_is_malformed_and_so_is_the_reverse():
-    with pytest.raises(ProtocolError, match="COMPLETED"):
+def test_the_flag_completed_must_agree_with_the_result():
+    with raises_naming(ProtocolError, "COMPLETED", kinds.SLEEP, True):
         Frame(code=kinds.SLEEP.code, body=b"", completed=True).message()
-    held = completed(make_frame(pb.CallEntryMessage()), results.Value(value=b""))
-    with pytest.raises(ProtocolError, match="COMPLETED"):
-        Frame(code=held.code, body=held.body).message()
+    entry = complete_entry(make_frame(pb.CallEntryMessage()), results.Value(value=b""))
+    with raises_naming(ProtocolError, "COMPLETED", kinds.CALL, False):
+        Frame(code=entry.code, body=entry.body).message()
 
 
 @given(st.binary(min_size=1, max_size=40), st.integers(0, 2**32 - 1))
@@ -130,26 +133,21 @@ def test_ids_are_safe_in_a_url():
     assert ids.format_id(b"\xfb" * 15 + b"\xff") == "inv_1-_v7-_v7-_v7-_v7-_v7_w"
 
 
+AWAKEABLES = ["", "prom_1", "prom_1AAAA", "prom_2AAAAAAAAAA", "prom_1é", "prom_1AAAAAAB="]
+INVOCATIONS = ["", "inv_1", "inv_1AAAA", "prom_1" + "A" * 22, "inv_1" + "A" * 21 + "B"]
+
+
 @pytest.mark.parametrize(
-    "text",
+    ("parse", "text", "prefix"),
     [
-        *("", "prom_1", "prom_1AAAA", "prom_2AAAAAAAAAA", "prom_1é", "prom_1AAAAAAB="),
-        "prom_1++///////w",
+        *((awakeables.parse_awakeable_id, text, "prom_1") for text in AWAKEABLES),
+        (awakeables.parse_awakeable_id, "prom_1++///////w", "prom_1"),
+        *((ids.parse_id, text, "inv_1") for text in INVOCATIONS),
     ],
 )
-def test_what_is_no_awakeables_id_is_refused(text):
-    with pytest.raises(ConfigError, match="not the id of an awakeable"):
-        awakeables.parse_awakeable_id(text)
-
-
-@pytest.mark.parametrize(
-    "text", ["", "inv_1", "inv_1AAAA", "prom_1AAAAAAAAAAAAAAAAAAAAAA", "inv_1" + "A" * 21 + "B"]
-)
-def test_what_is_no_invocations_id_is_refused(text):
-    with pytest.raises(
-        ConfigError, match="not the id of an invocation, which is inv_1 and 22 characters"
-    ):
-        ids.parse_id(text)
+def test_an_invalid_id_is_refused(parse, text, prefix):
+    with raises_naming(ConfigError, repr(text), prefix):
+        parse(text)
 
 
 def test_two_invocations_have_different_ids():
@@ -160,77 +158,69 @@ def test_two_invocations_have_different_ids():
 
 @settings(max_examples=200)
 @given(st.binary(max_size=60), st.data())
-def test_garbage_is_frames_or_a_breach_and_nothing_else(garbage, data):
+def test_garbage_is_read_as_frames_or_raises_a_protocol_error(garbage, data):
     decoder = Decoder(Limits(message_bytes=50))
     cut, status = data.draw(st.integers(0, len(garbage))), None
     try:
         frames = decoder.feed(garbage[:cut]) + decoder.feed(garbage[cut:])
         decoder.end()
         assert b"".join(map(encode, frames)) == garbage
-        for each in frames:
-            _ = each.name
+        for frame in frames:
+            _ = frame.name
     except ProtocolError as error:
         status = error.status
     assert status in {None, 413, 571}
 
 
-def test_after_a_fault_the_stream_is_over():
+def test_after_a_fault_each_call_raises_the_same_error():
     decoder = Decoder()
-    with pytest.raises(ProtocolError) as first:
+    with raises_naming(ProtocolError, "0x0006") as first:
         decoder.feed(HEADER.pack(0x0006, 0, 0))
-    for again in (lambda: decoder.feed(encode(make_frame(pb.EndMessage()))), decoder.end):
+    for call in (lambda: decoder.feed(encode(make_frame(pb.EndMessage()))), decoder.end):
         with pytest.raises(ProtocolError) as later:
-            again()
+            call()
         assert later.value is first.value
 
 
-def test_a_journal_that_is_there_before_the_stream_counts():
+def test_entries_before_the_stream_count_against_the_limits():
     limits = Limits(journal_entries=3, journal_bytes=10)
     run = HEADER.pack(0x0C05, 0, 0)
     assert len(Decoder(limits, entries=2).feed(run)) == 1
     assert len(Decoder(limits, entry_bytes=9).feed(encode(Frame(code=0x0C05, body=b"x")))) == 1
-    with pytest.raises(MessageTooLargeError, match="4 entries, and 3 are allowed"):
+    with raises_naming(MessageTooLargeError, "4 entries", 3):
         Decoder(limits, entries=3).feed(run)
-    with pytest.raises(MessageTooLargeError, match="11 bytes, and 10 are allowed"):
+    with raises_naming(MessageTooLargeError, "11 bytes", 10):
         Decoder(limits, entry_bytes=10).feed(HEADER.pack(0x0C05, 0, 1))
-    # Messages that are no entries are not of the journal.
+    # Messages that are no entries are not part of the journal.
     assert Decoder(limits, entries=3).feed(encode(results.make_completion(1, results.EMPTY)))
 
 
-def test_a_large_message_that_comes_byte_by_byte_is_held_once():
+def test_a_large_message_may_come_byte_by_byte():
     body, decoder = bytes(200_000), Decoder()
     stream = HEADER.pack(0x0C05, 0, len(body)) + body
     assert [decoder.feed(stream[at : at + 1]) for at in range(len(stream))][-1] != []
 
 
-@pytest.mark.parametrize("kind", [each for each in KINDS.values() if each.completable], ids=str)
-def test_a_completion_has_the_result_of_its_entry(kind):
-    for variant in results.list_variants(kind):
-        result = RESULTS[variant]
-        message = results.make_completion(300, result).message()
-        assert (message.entry_index, results.get_result(message)) == (300, result)
-
-
 def test_a_result_that_its_entry_cannot_hold_is_refused():
-    not_text, not_keys = results.Value(value=b"\xff"), results.Value(value=b"\xff")
-    with pytest.raises(ProtocolError, match="not UTF-8"):
-        completed(make_frame(pb.GetCallInvocationIdEntryMessage()), not_text)
-    with pytest.raises(ProtocolError, match="GetStateKeys cannot be parsed"):
-        completed(make_frame(pb.GetStateKeysEntryMessage()), not_keys)
-    with pytest.raises(ProtocolError, match="GetStateKeys cannot be parsed"):
+    malformed = results.Value(value=b"\xff")
+    with raises_naming(ProtocolError, "GetCallInvocationId", "UTF-8"):
+        complete_entry(make_frame(pb.GetCallInvocationIdEntryMessage()), malformed)
+    with raises_naming(ProtocolError, "GetStateKeys"):
+        complete_entry(make_frame(pb.GetStateKeysEntryMessage()), malformed)
+    with raises_naming(ProtocolError, "GetStateKeys"):
         results.parse_state_keys(b"\xff")
-    with pytest.raises(ProtocolError, match="no result of the form 'empty'"):
+    with raises_naming(ProtocolError, kinds.RUN, "'empty'"):
         results.check(kinds.RUN, results.EMPTY)
-    with pytest.raises(ProtocolError, match="no known message"):
+    with raises_naming(ProtocolError, "0xFC00", "body"):
         Frame(code=0xFC00, body=b"").message()
-    with pytest.raises(ProtocolError, match="never are"):
+    with raises_naming(ProtocolError, "0xFC00", "custom"):
         Frame(code=0xFC00, body=b"", completed=True)
 
 
 def test_completing_keeps_name_and_flags():
     entry = make_frame(pb.AwakeableEntryMessage(name="paid"), requires_ack=True)
-    held = completed(entry, results.Value(value=b"x"))
-    assert (held.name, held.requires_ack, held.completed) == ("paid", True, True)
+    completed = complete_entry(entry, results.Value(value=b"x"))
+    assert (completed.name, completed.requires_ack, completed.completed) == ("paid", True, True)
 
 
 def test_a_report_of_an_error_is_read_as_it_was_written():
@@ -238,7 +228,7 @@ def test_a_report_of_an_error_is_read_as_it_was_written():
     full = ErrorReport(
         code=429, message="later", description="why", index=0, name="", kind=0, retry_after=0
     )
-    assert [ErrorReport.read(each.written()) for each in (plain, full)] == [plain, full]
+    assert [ErrorReport.read(report.written()) for report in (plain, full)] == [plain, full]
     assert ErrorReport.read(full.written(version=1)) == replace(full, retry_after=None)
     breach = MessageTooLargeError("too large")
     assert ErrorReport.of(breach, 3) == ErrorReport(code=413, message="too large", index=3)

@@ -1,4 +1,4 @@
-"""Frames that other implementations wrote are read as they were meant, and written alike."""
+"""Frames of other implementations are read as they were meant, and written with the same bytes."""
 
 import re
 from pathlib import Path
@@ -16,66 +16,66 @@ from durable_invocations.protocol.pb.protocol_pb2 import EndMessage
 TEXT = (Path(__file__).parents[1] / "golden" / "frames.txt").read_text()
 BLOCKS = re.findall(r"^(\w+)(.*)\n    (.*)\n    ([0-9a-f ]+)$", TEXT, re.MULTILINE)
 BY_NAME = {each.name: each for each in KINDS.values()}
-EVERY = pytest.mark.parametrize(("name", "flags", "text", "digits"), BLOCKS)
+each_frame = pytest.mark.parametrize(("name", "flags", "text", "digits"), BLOCKS)
 
 
-def parsed(name, text):
+def parse_text(name, text):
     message = CombinatorEntryMessage() if name == "Combinator" else BY_NAME[name].message()
     return text_format.Parse(text.removeprefix("{}"), message)
 
 
-def held(digits):
-    (got,) = Decoder().feed(bytes.fromhex(digits))
-    return got
+def decode(digits):
+    (frame,) = Decoder().feed(bytes.fromhex(digits))
+    return frame
 
 
-@EVERY
+@each_frame
 def test_a_frame_is_read(name, flags, text, digits):
-    got = held(digits)
-    assert got.kind.name == (name if name in BY_NAME else "Custom")
-    assert got.requires_ack == ("REQUIRES_ACK" in flags)
-    assert got.completed == ("COMPLETED" in flags)
+    frame = decode(digits)
+    assert frame.kind.name == (name if name in BY_NAME else "Custom")
+    assert frame.requires_ack == ("REQUIRES_ACK" in flags)
+    assert frame.completed == ("COMPLETED" in flags)
     if name == "Combinator":
-        assert got.code == kinds.COMBINATOR
-        assert CombinatorEntryMessage.FromString(got.body) == parsed(name, text)
+        assert frame.code == kinds.COMBINATOR
+        assert CombinatorEntryMessage.FromString(frame.body) == parse_text(name, text)
     elif name == "Custom":
-        known = EndMessage.FromString(got.body)
-        ((number, value),) = ((each.field_number, each.data) for each in UnknownFieldSet(known))
-        assert f"{number}: {value!r}".replace("b'", '"').replace("'", '"') == text
+        (field,) = UnknownFieldSet(EndMessage.FromString(frame.body))
+        shown = f"{field.field_number}: {field.data!r}"
+        assert shown.replace("b'", '"').replace("'", '"') == text
     else:
-        assert got.message() == parsed(name, text)
+        assert frame.message() == parse_text(name, text)
 
 
-@EVERY
+@each_frame
 def test_a_frame_is_written(name, flags, text, digits):
-    asks = "REQUIRES_ACK" in flags
+    ack = {"requires_ack": "REQUIRES_ACK" in flags}
     if name == "Combinator":
-        made = frames.make_custom_frame(kinds.COMBINATOR, parsed(name, text), requires_ack=asks)
+        frame = frames.make_custom_frame(kinds.COMBINATOR, parse_text(name, text), **ack)
     elif name == "Custom":
         code, bits, _, body = digits.split()
-        made = frames.Frame.of(int(code, 16), int(bits, 16), bytes.fromhex(body))
+        frame = frames.Frame.of(int(code, 16), int(bits, 16), bytes.fromhex(body))
     else:
-        made = frames.make_frame(parsed(name, text), requires_ack=asks)
-    assert frames.encode(made).hex() == digits.replace(" ", "")
+        frame = frames.make_frame(parse_text(name, text), **ack)
+    assert frames.encode(frame).hex() == digits.replace(" ", "")
 
 
-def test_every_message_and_every_flag_is_among_them():
+def test_the_file_has_every_message_and_every_flag():
     assert {name for name, *_ in BLOCKS} == {*BY_NAME, "Combinator", "Custom"}
     assert {flags.strip() for _, flags, *_ in BLOCKS} == {
         *("", "REQUIRES_ACK", "COMPLETED", "REQUIRES_ACK COMPLETED")
     }
     completed = {name for name, flags, *_ in BLOCKS if "COMPLETED" in flags}
-    assert completed == {each.name for each in KINDS.values() if each.completable}
+    assert completed == {kind.name for kind in KINDS.values() if kind.completable}
     assert (frames.REQUIRES_ACK, frames.COMPLETED) == (0x8000, 0x0001)
 
 
 def test_the_names_of_entries_are_read_from_any_entry():
-    named = {held(digits).name for _, _, text, digits in BLOCKS if 'name: "' in f" {text}"[1:]}
-    assert {"charge", "nap"} <= named
-    assert held("fc000000000000066204" + "6e6f7465").name == "note"
+    names = {decode(digits).name for _, _, text, digits in BLOCKS if 'name: "' in text}
+    assert {"charge", "nap"} <= names
+    assert decode("fc000000000000066204" + "6e6f7465").name == "note"
     # Another field with text, behind it.
-    assert held("fc0000000000000a6204" + "6e6f7465" + "8a010178").name == "note"
-    assert held("0005 0000 00000000").name == ""
+    assert decode("fc0000000000000a6204" + "6e6f7465" + "8a010178").name == "note"
+    assert decode("0005 0000 00000000").name == ""
 
 
 def test_the_example_of_an_awakeables_id():

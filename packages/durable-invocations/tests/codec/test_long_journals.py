@@ -1,4 +1,4 @@
-"""Long journals cost little: no step copies what was before it."""
+"""Long journals cost little: no step copies the journal before it."""
 
 from durable_invocations.journal import handler_events as h
 from durable_invocations.journal import handler_side, index_sets, runtime_side
@@ -11,28 +11,28 @@ from runtime_support.growth import SLACK, time_growth
 
 ENTRIES = 10_000
 INPUT = make_frame(pb.InputEntryMessage())
-BEGUN = make_frame(pb.RunEntryMessage(name="step"))
-RUNS = [make_frame(pb.RunEntryMessage(name="step", value=b"%d" % each)) for each in range(ENTRIES)]
+RUN = make_frame(pb.RunEntryMessage(name="step"))
+RUNS = [make_frame(pb.RunEntryMessage(name="step", value=b"%d" % n)) for n in range(ENTRIES)]
 
 
 def replay_runs(count):
-    """Replay a journal of as many runs; return their values and the handler's phase."""
+    """Replay a journal of so many runs; their values, and the handler's phase."""
     start = make_frame(pb.StartMessage(known_entries=count + 1))
     stream = b"".join(map(encode, (start, INPUT, *RUNS[:count])))
     state, recorded, resolved, decoder = HandlerState(), [], [], Decoder()
     for at in range(0, len(stream), 1 << 16):
         for message in decoder.feed(stream[at : at + (1 << 16)]):
             state, out = handler_side.step(state, h.FrameReceived(frame=message))
-            recorded += [got.entry for got in out if isinstance(got, h.Recorded)]
+            recorded += [event.entry for event in out if isinstance(event, h.Recorded)]
     state, _ = handler_side.step(state, h.Issued(entry=INPUT, recorded=INPUT))
     for entry in recorded[1:]:
-        state, out = handler_side.step(state, h.RunBegun(entry=BEGUN, recorded=entry))
+        state, out = handler_side.step(state, h.RunBegun(entry=RUN, recorded=entry))
         resolved += out
     return [result.result.value for result in resolved], state.phase.value
 
 
 def open_calls(count):
-    """Issue as many calls; return both sides."""
+    """Issue so many calls; return both sides."""
     handler = HandlerState()
     for message in (make_frame(pb.StartMessage(known_entries=1)), INPUT):
         handler, _ = handler_side.step(handler, h.FrameReceived(frame=message))
@@ -41,7 +41,7 @@ def open_calls(count):
     call = make_frame(pb.CallEntryMessage(service_name="S", handler_name="h"))
     for index in range(1, count + 1):
         handler, (sent,) = handler_side.step(handler, h.Issued(entry=call))
-        runtime, _ = runtime_side.step(runtime, r.EntrySent(frame=sent.frame))
+        runtime, _ = runtime_side.step(runtime, r.FrameReceived(frame=sent.frame))
         runtime, _ = runtime_side.step(runtime, r.EntryCommitted(index=index))
     return handler, runtime
 

@@ -7,7 +7,7 @@ from durable_invocations.protocol.pb import protocol_pb2 as pb
 from durable_invocations.protocol.versions import (
     LOWEST,
     NEWEST,
-    choose_version,
+    choose_manifest_version,
     format_content_type,
     format_manifest_type,
     get_needed_version,
@@ -53,10 +53,7 @@ def test_a_content_type_names_the_version_of_the_protocol():
     ],
 )
 def test_the_manifest_is_one_that_the_runtime_accepts(accept, version):
-    assert choose_version(accept) == version
-
-
-def test_the_content_type_of_a_manifest_names_its_version():
+    assert choose_manifest_version(accept) == version
     assert V2 == "application/vnd.restate.endpointmanifest.v2+json"
 
 

@@ -1,4 +1,4 @@
-"""Users' handlers driven by the runtime, in both modes."""
+"""The runtime drives users' handlers, in both modes."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from dataclasses import replace
 import pytest
 
 from durable_invocations import Context, Service, VirtualObject, service_app
-from durable_invocations.errors import UnavailableError
+from durable_invocations.errors import ConfigError, UnavailableError
 from durable_invocations.protocol.results import Value
 from durable_invocations.runtime.http.exchange import DeploymentUnreachableError
 from durable_invocations.runtime.retries import RetryPolicy
@@ -20,14 +20,16 @@ from durable_invocations.runtime.store import operations as op
 from durable_invocations.runtime.store.views import Status
 from durable_invocations.runtime.timers import SteadyClock
 from runtime_support.endpoints.asgi_servers import hypercorn_of, run, uvicorn_of
+from runtime_support.errors import assert_names, raises_naming
 from runtime_support.runtimes.sqlite_runtime import running, until
 
 BOTH = pytest.mark.parametrize("server", [uvicorn_of, hypercorn_of], ids=["http1", "http2"])
 steps = Service("Steps")
 other = Service("Other")
 counter = VirtualObject("Counter")
-done = collections.Counter()
-held = threading.Event()
+effects = collections.Counter()
+may_end = threading.Event()
+awakeables = []
 
 
 @steps.handler
@@ -39,8 +41,8 @@ async def three(ctx: Context, tag: str) -> int:
 
 
 def effect(name: str) -> int:
-    done[name] += 1
-    return done[name]
+    effects[name] += 1
+    return effects[name]
 
 
 @steps.handler
@@ -62,7 +64,7 @@ async def sends_later(ctx: Context, seconds: float) -> str:
 @steps.handler
 async def asks(ctx: Context) -> str:
     name, answer = ctx.awakeable()
-    done[f"asked {name}"] += 1
+    awakeables.append(name)
     return await answer
 
 
@@ -74,18 +76,13 @@ async def deep(ctx: Context, depth: int) -> int:
 
 
 @steps.handler
-async def abroad(ctx: Context, name: str) -> str:
+async def calls_other(ctx: Context, name: str) -> str:
     return await ctx.call("Other", "greets", name)
 
 
 @steps.handler
 async def hangs(ctx: Context) -> None:
-    done["hanging"] += 1
-    await ctx.run("hang", hang)
-
-
-def hang() -> None:
-    held.wait(40)
+    await ctx.run("hang", may_end.wait, 40)
 
 
 @other.handler
@@ -112,25 +109,33 @@ def urls():
 
 @pytest.fixture(autouse=True)
 def _fresh():
-    done.clear()
-    held.clear()
+    effects.clear()
+    awakeables.clear()
+    may_end.clear()
     yield
-    held.set()
+    may_end.set()
 
 
-def awakeables():
-    return [name.removeprefix("asked ") for name in done if name.startswith("asked ")]
+async def get_awakeable():
+    """The id of the awakeable that the handler `asks` waits for."""
+    (name,) = await until(lambda: awakeables)
+    return name
+
+
+def complete(name, value):
+    return op.CompleteAwakeable(awakeable=name, result=Value(value=value))
 
 
 @BOTH
-async def test_each_step_is_done_once_and_stands_in_the_journal(tmp_path, urls, server):
-    async with running(tmp_path, urls[server]) as driven:
-        id_ = await driven.submit("Steps/three", "a")
-        assert await driven.end(id_) == Value(value=b"3")
-        journal = driven.journal(id_)
-    assert [each.frame.kind.name for each in journal] == ["Input", "Run", "Run", "Run", "Output"]
-    assert [each.name for each in journal][1:4] == ["step 0", "step 1", "step 2"]
-    assert done == {"a/0": 1, "a/1": 1, "a/2": 1}
+async def test_each_step_is_executed_once_and_stored(tmp_path, urls, server):
+    async with running(tmp_path, urls[server]) as driver:
+        id_ = await driver.submit("Steps/three", "a")
+        assert await driver.end(id_) == Value(value=b"3")
+        journal = driver.journal(id_)
+    kinds = [entry.frame.kind.name for entry in journal]
+    assert kinds == ["Input", "Run", "Run", "Run", "Output"]
+    assert [entry.name for entry in journal][1:4] == ["step 0", "step 1", "step 2"]
+    assert effects == {"a/0": 1, "a/1": 1, "a/2": 1}
 
 
 @pytest.mark.parametrize(("handler", "most"), [("no_steps", 2), ("three", 5)])
@@ -140,16 +145,16 @@ async def test_an_invocation_takes_as_few_transactions_as_its_acks_allow(
     """One to begin, one for each step whose ack the handler awaits, one to end."""
 
     quiet = {"beat": 60, "poll": 60, "prune": 60}
-    async with running(tmp_path, urls[hypercorn_of], **quiet) as driven:
-        run_operations, every = driven.store.run, []
+    async with running(tmp_path, urls[hypercorn_of], **quiet) as driver:
+        run_operations, transactions = driver.store.run, []
 
-        def counted(operations):
-            every.extend([[type(each).__name__ for each in operations]])
+        def record(operations):
+            transactions.append([type(operation).__name__ for operation in operations])
             return run_operations(operations)
 
-        driven.store.run = counted
-        assert await driven.call(f"Steps/{handler}", "x") is not None
-        writes = [each for each in every if not {"Beat", "Claim"} >= set(each)]
+        driver.store.run = record
+        assert await driver.call(f"Steps/{handler}", "x") is not None
+        writes = [names for names in transactions if not {"Beat", "Claim"} >= set(names)]
     assert len(writes) == most, writes
     assert {"Submit", "Claim"} <= set(writes[0])
     assert {"CommitEntry", "Finish"} <= set(writes[-1])
@@ -157,236 +162,220 @@ async def test_an_invocation_takes_as_few_transactions_as_its_acks_allow(
 
 @BOTH
 async def test_a_sleep_ends_within_a_quarter_of_a_second_of_its_time(tmp_path, urls, server):
-    """One of three does, on a machine that may be busy; who only polled would be 5 s late."""
+    """At least one of three does, on a busy machine; a runtime that only polls is 5 s late."""
 
-    async with running(tmp_path, urls[server], poll=5) as driven:
-        slept = []
+    async with running(tmp_path, urls[server], poll=5) as driver:
+        sleeps = []
         for _ in range(3):
-            id_ = await driven.submit("Steps/naps", 0.1)
-            assert await driven.end(id_) == Value(value=b'"slept"')
-            slept.append(driven.journal(id_)[1])
-    late = [each.completed_at - each.frame.message().wake_up_time for each in slept]
-    assert 0 <= min(late) <= 250
+            id_ = await driver.submit("Steps/naps", 0.1)
+            assert await driver.end(id_) == Value(value=b'"slept"')
+            sleeps.append(driver.journal(id_)[1])
+    delays = [sleep.completed_at - sleep.frame.message().wake_up_time for sleep in sleeps]
+    assert 0 <= min(delays) <= 250
 
 
 @BOTH
 async def test_an_object_handles_one_invocation_at_a_time_in_order(tmp_path, urls, server):
-    async with running(tmp_path, urls[server]) as driven:
-        sent = [await driven.submit("Counter/add", 1, key="k") for _ in range(12)]
-        others = [driven.call("Counter/add", 5, key="other")]
-        results = [await driven.end(each) for each in sent]
-        others = await asyncio.gather(*others)
-    assert [int(each.value) for each in results] == list(range(1, 13))
-    assert others == [5]
+    async with running(tmp_path, urls[server]) as driver:
+        ids = [await driver.submit("Counter/add", 1, key="k") for _ in range(12)]
+        assert await driver.call("Counter/add", 5, key="other") == 5
+        results = [await driver.end(id_) for id_ in ids]
+    assert [int(result.value) for result in results] == list(range(1, 13))
 
 
 @BOTH
-async def test_a_handler_of_one_deployment_calls_another_ones(tmp_path, urls, server):
+async def test_a_handler_calls_a_handler_of_another_deployment(tmp_path, urls, server):
     with uvicorn_of(service_app(other)) as second:
-        async with running(tmp_path, urls[server], second.url) as driven:
-            assert await driven.call("Steps/abroad", "you") == "hello you"
+        async with running(tmp_path, urls[server], second.url) as driver:
+            assert await driver.call("Steps/calls_other", "you") == "hello you"
 
 
 @BOTH
-async def test_callers_make_room_for_those_that_they_call(tmp_path, urls, server):
-    """With one place for attempts, a chain of calls ends all the same."""
+async def test_callers_make_room_for_the_handlers_that_they_call(tmp_path, urls, server):
+    """With room for one attempt, a chain of calls ends all the same."""
     settings = {"most": 1, "yield_after": 0.01, "inactivity": 1_000}
-    async with running(tmp_path, urls[server], **settings) as driven:
-        assert await driven.call("Steps/deep", 4) == 4
+    async with running(tmp_path, urls[server], **settings) as driver:
+        assert await driver.call("Steps/deep", 4) == 4
 
 
-async def test_an_invocation_that_waits_is_suspended_after_a_while_and_goes_on(tmp_path, urls):
-    async with running(tmp_path, urls[hypercorn_of], inactivity=0.05) as driven:
-        id_ = await driven.submit("Steps/asks")
-        await driven.until(id_, Status.SUSPENDED)
-        (name,) = awakeables()
-        answer = op.CompleteAwakeable(awakeable=name, result=Value(value=b'"yes"'))
-        await driven.runtime.do(answer)
-        result = await driven.end(id_)
-        shown = driven.store.invocation(id_)
+async def test_an_invocation_that_waits_is_suspended_after_a_while_and_continues(tmp_path, urls):
+    async with running(tmp_path, urls[hypercorn_of], inactivity=0.05) as driver:
+        id_ = await driver.submit("Steps/asks")
+        await driver.until(id_, Status.SUSPENDED)
+        await driver.runtime.do(complete(await get_awakeable(), b'"yes"'))
+        result = await driver.end(id_)
+        shown = driver.store.invocation(id_)
     assert (result, shown.attempts) == (Value(value=b'"yes"'), 2)
 
 
-async def test_an_attempt_that_says_nothing_for_too_long_has_failed(tmp_path, urls):
+async def test_an_attempt_that_sends_nothing_for_too_long_has_failed(tmp_path, urls):
     patient = RetryPolicy(initial=0.1, factor=1, cap=0.1, attempts=None)
     settings = {"inactivity": 0.02, "abort": 0.2, "policy": patient}
-    async with running(tmp_path, urls[hypercorn_of], **settings) as driven:
-        id_ = await driven.submit("Steps/hangs")
-        found = await driven.until(id_, Status.BACKING_OFF)
-        held.set()
-        result = await driven.end(id_)
-    assert "sent no message for" in found.error.message
-    assert result == Value(value=b"")
+    async with running(tmp_path, urls[hypercorn_of], **settings) as driver:
+        id_ = await driver.submit("Steps/hangs")
+        waiting = await driver.until(id_, Status.BACKING_OFF)
+        may_end.set()
+        assert await driver.end(id_) == Value(value=b"")
+    assert_names(waiting.error.message, urls[hypercorn_of], "message")
 
 
 @pytest.mark.parametrize("operation", [op.Kill, op.Cancel])
 async def test_an_invocation_that_is_stopped_ends_while_its_stream_is_open(
     tmp_path, urls, operation
 ):
-    async with running(tmp_path, urls[hypercorn_of]) as driven:
-        id_ = await driven.submit("Steps/asks")
-        await until(asked)
-        await driven.runtime.do(operation(id=id_))
-        result = await driven.end(id_)
+    async with running(tmp_path, urls[hypercorn_of]) as driver:
+        id_ = await driver.submit("Steps/asks")
+        await get_awakeable()
+        await driver.runtime.do(operation(id=id_))
+        result = await driver.end(id_)
     assert result.code == 409
 
 
 @BOTH
-async def test_a_completion_whose_commit_the_database_did_not_tell_of_arrives(
-    tmp_path, urls, server
-):
-    async with running(tmp_path, urls[server]) as driven:
-        run = driven.store.run
+async def test_a_completion_arrives_though_the_answer_to_its_commit_is_lost(tmp_path, urls, server):
+    async with running(tmp_path, urls[server]) as driver:
+        run = driver.store.run
         losses = [UnavailableError("the connection broke")]
 
-        def lost(operations):
+        def lose_answer(operations):
             outcome = run(operations)
             if losses and any(isinstance(each, op.CompleteAwakeable) for each in operations):
                 raise losses.pop()
             return outcome
 
-        driven.store.run = lost
-        id_ = await driven.submit("Steps/asks")
-        (name,) = await until(asked)
-        answer = op.CompleteAwakeable(awakeable=name, result=Value(value=b'"yes"'))
-        assert (await driven.runtime.do(answer)).changed is False
-        assert await driven.end(id_) == Value(value=b'"yes"')
+        driver.store.run = lose_answer
+        id_ = await driver.submit("Steps/asks")
+        answer = complete(await get_awakeable(), b'"yes"')
+        assert (await driver.runtime.do(answer)).changed is False
+        assert await driver.end(id_) == Value(value=b'"yes"')
 
 
-async def test_a_completion_that_is_told_before_the_stream_is_opened_arrives(tmp_path, urls):
-    async with running(tmp_path, urls[hypercorn_of]) as driven:
-        id_ = await driven.submit("Steps/asks")
-        (name,) = await until(asked)
-        run, do = driven.store.run, driven.runtime.do
-        answer = op.CompleteAwakeable(awakeable=name, result=Value(value=b'"early"'))
+async def test_a_completion_arrives_that_comes_before_the_stream_is_opened(tmp_path, urls):
+    async with running(tmp_path, urls[hypercorn_of]) as driver:
+        id_ = await driver.submit("Steps/asks")
+        answer = complete(await get_awakeable(), b'"early"')
+        run, do = driver.store.run, driver.runtime.do
 
-        def answered(operations):
+        def complete_after_claim(operations):
             outcomes, changes = run(operations)
             if any(isinstance(each, op.Claim) for each in operations) and any(outcomes[-1:]):
-                # The next transaction, which is told of in the same turn of the loop.
+                # The next transaction, whose news come in the same turn of the loop.
                 _, more = run([answer])
                 changes = replace(changes, news=(*changes.news, *more.news))
             return outcomes, changes
 
         await do(op.Pause(id=id_))
-        driven.store.run = answered
+        driver.store.run = complete_after_claim
         await do(op.Resume(id=id_))
-        assert await driven.end(id_) == Value(value=b'"early"')
+        assert await driver.end(id_) == Value(value=b'"early"')
 
 
-async def asked():
-    return awakeables() or None
-
-
-async def test_a_runtime_that_stops_leaves_what_it_drove_to_the_next_one(tmp_path, urls):
+async def test_a_runtime_that_stops_leaves_its_invocations_to_the_next_one(tmp_path, urls):
     async with running(tmp_path, urls[hypercorn_of]) as first:
         id_ = await first.submit("Steps/asks")
-        await until(asked)
-    (name,) = awakeables()
+        name = await get_awakeable()
     async with running(tmp_path) as second:
-        answer = op.CompleteAwakeable(awakeable=name, result=Value(value=b'"later"'))
-        await second.runtime.do(answer)
+        await second.runtime.do(complete(name, b'"later"'))
         assert await second.end(id_) == Value(value=b'"later"')
 
 
 async def test_a_suspended_invocation_takes_no_task_though_its_timer_runs(tmp_path, urls):
-    async with running(tmp_path, urls[uvicorn_of]) as driven:
+    async with running(tmp_path, urls[uvicorn_of]) as driver:
         before = asyncio.all_tasks()
         for _ in range(3):
-            id_ = await driven.submit("Steps/naps", 86_400)
-            await driven.until(id_, Status.SUSPENDED)
+            id_ = await driver.submit("Steps/naps", 86_400)
+            await driver.until(id_, Status.SUSPENDED)
+        await until(lambda: asyncio.all_tasks() == before)
 
-        async def as_before():
-            return True if asyncio.all_tasks() == before else None
 
-        assert await until(as_before)
+class MovableClock(SteadyClock):
+    """A clock whose machine's wall clock a test can put forward and back."""
+
+    def __init__(self, ahead):
+        self.ahead = ahead
+        super().__init__(wall=lambda: time.time() + self.ahead)
 
 
 async def test_a_wall_clock_that_is_put_back_holds_up_no_timer(tmp_path, urls):
-    machine = {"ahead": 0.0}
-
-    clock = SteadyClock(wall=lambda: time.time() + machine["ahead"])
-    async with running(tmp_path, urls[uvicorn_of], clock=clock) as driven:
-        id_ = await driven.submit("Steps/naps", 0.5)
-        await driven.until(id_, Status.SUSPENDED)
-        machine["ahead"] = -3_600.0
-        assert await driven.end(id_) == Value(value=b'"slept"')
+    clock = MovableClock(ahead=0.0)
+    async with running(tmp_path, urls[uvicorn_of], clock=clock) as driver:
+        id_ = await driver.submit("Steps/naps", 0.5)
+        await driver.until(id_, Status.SUSPENDED)
+        clock.ahead = -3_600.0
+        assert await driver.end(id_) == Value(value=b'"slept"')
 
 
-async def test_after_the_wall_clock_was_put_back_waits_are_as_long_as_they_were(tmp_path, urls):
-    machine = {"ahead": 3_600.0}
+async def test_after_the_wall_clock_was_put_back_waits_are_as_long_as_before(tmp_path, urls):
+    async def measure(driver, id_):
+        await driver.end(id_)
+        invocation = driver.store.invocation(id_)
+        return invocation.ended - invocation.created
 
-    async def took(driven, id_):
-        await driven.end(id_)
-        found = driven.store.invocation(id_)
-        return found.ended - found.created
-
-    clock = SteadyClock(wall=lambda: time.time() + machine["ahead"])
-    async with running(tmp_path, urls[uvicorn_of], clock=clock) as driven:
-        machine["ahead"] = 0.0
-        sleeps = await driven.submit("Steps/naps", 0.3)
-        sends = await driven.submit("Steps/sends_later", 0.3)
-        asked = _now()
-        delayed = await driven.submit("Steps/no_steps", "x", at=asked + 300)
-        stored = _now() - asked
-        later = json.loads((await driven.end(sends)).value)
-        # Their times count from when they were asked for, which is before they were stored.
+    clock = MovableClock(ahead=3_600.0)
+    async with running(tmp_path, urls[uvicorn_of], clock=clock) as driver:
+        clock.ahead = 0.0
+        sleeps = await driver.submit("Steps/naps", 0.3)
+        sends = await driver.submit("Steps/sends_later", 0.3)
+        begin = get_milliseconds()
+        delayed = await driver.submit("Steps/no_steps", "x", at=begin + 300)
+        stored = get_milliseconds() - begin
+        later = json.loads((await driver.end(sends)).value)
+        # The waits count from the requests, which come before the invocations are stored.
         waits = [
-            await took(driven, sleeps),
-            await took(driven, delayed) + stored,
-            await took(driven, later) + await took(driven, sends),
+            await measure(driver, sleeps),
+            await measure(driver, delayed) + stored,
+            await measure(driver, later) + await measure(driver, sends),
         ]
-    assert all(300 <= each < 60_000 for each in waits), waits
+    assert all(300 <= wait < 60_000 for wait in waits), waits
 
 
-def _now():
+def get_milliseconds():
     return round(time.time() * 1_000)
 
 
-async def test_an_attempt_that_breaks_by_itself_has_failed(tmp_path, urls, caplog):
-    async with running(tmp_path, urls[uvicorn_of]) as driven:
-        (known,) = await driven.runtime.read(driven.store.deployments)
-        service = (await driven.runtime.read(driven.store.services))["Steps"]
-        moved = replace(known, url="no address")
-        await driven.runtime.do(op.Register(deployment=moved, services=(service,)))
-        found = await driven.until(await driven.submit("Steps/no_steps", "x"), Status.PAUSED)
-    assert "The address 'no address' is not the address" in found.error.message
-    assert "its attempt failed unexpectedly" in caplog.text
+async def test_an_attempt_fails_that_raises_an_unexpected_error(tmp_path, urls, caplog):
+    async with running(tmp_path, urls[uvicorn_of]) as driver:
+        (deployment,) = await driver.runtime.read(driver.store.deployments)
+        service = (await driver.runtime.read(driver.store.services))["Steps"]
+        moved = replace(deployment, url="no address")
+        await driver.runtime.do(op.Register(deployment=moved, services=(service,)))
+        paused = await driver.until(await driver.submit("Steps/no_steps", "x"), Status.PAUSED)
+    assert_names(paused.error.message, "ConfigError", "'no address'")
+    assert {record.exc_info[0] for record in caplog.records if record.exc_info} == {ConfigError}
 
 
 def test_a_runtime_stops_though_its_database_is_away(tmp_path, caplog):
-    def away(_operations):
+    def fail(_operations):
         raise UnavailableError("away")
 
-    async def inside():
-        async with running(tmp_path, patience=60.0) as driven:
-            driven.store.run = away
-            waiting = asyncio.ensure_future(driven.runtime.do(op.Cancel(id="x")))
-        with pytest.raises(UnavailableError, match="away"):
+    async def stop():
+        async with running(tmp_path, patience=60.0) as driver:
+            driver.store.run = fail
+            waiting = asyncio.ensure_future(driver.runtime.do(op.Cancel(id="x")))
+        with raises_naming(UnavailableError, "away"):
             await waiting
 
-    run(inside(), 20)
-    assert "others take this runtime's invocations over later: away" in caplog.text
+    run(stop(), 20)
+    assert_names(caplog.messages[-1], "away")
 
 
-async def test_an_unknown_invocation_has_no_end(tmp_path):
-    async with running(tmp_path) as driven:
-        assert await driven.end("inv_1unknown") is None
+async def test_an_unknown_invocation_has_no_result(tmp_path):
+    async with running(tmp_path) as driver:
+        assert await driver.end("inv_1unknown") is None
 
 
-async def test_an_address_where_nothing_runs_is_not_registered(tmp_path):
-    async with running(tmp_path) as driven:
-        with pytest.raises(DeploymentUnreachableError):
-            await driven.runtime.register("http://127.0.0.1:1")
-        assert driven.store.deployments() == []
+async def test_an_address_without_a_service_is_not_registered(tmp_path):
+    async with running(tmp_path) as driver:
+        with raises_naming(DeploymentUnreachableError, "http://127.0.0.1:1"):
+            await driver.runtime.register("http://127.0.0.1:1")
+        assert driver.store.deployments() == []
 
 
-async def test_a_deployment_is_registered_with_how_it_is_spoken_to(tmp_path, urls):
-    async with running(tmp_path, urls[uvicorn_of], urls[hypercorn_of]) as driven:
-        deployments = driven.store.deployments()
-        services = driven.store.services()
-    assert [(each.http, each.mode.value) for each in deployments] == [
-        (1, "REQUEST_RESPONSE"), (2, "BIDI_STREAM"),
-    ]  # fmt: skip
+async def test_a_deployment_is_registered_with_its_protocol(tmp_path, urls):
+    async with running(tmp_path, urls[uvicorn_of], urls[hypercorn_of]) as driver:
+        deployments = driver.store.deployments()
+        services = driver.store.services()
+    protocols = [(deployment.http, deployment.mode.value) for deployment in deployments]
+    assert protocols == [(1, "REQUEST_RESPONSE"), (2, "BIDI_STREAM")]
     assert services["Counter"].handler("add").kind.value == "EXCLUSIVE"
     assert services["Steps"].handler("three").kind.value == "SHARED"

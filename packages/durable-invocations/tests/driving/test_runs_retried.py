@@ -1,4 +1,4 @@
-"""The attempts of runs over the runtime's stores: kept from attempt to attempt, and no others."""
+"""The runtime stores the failed executions of runs from attempt to attempt, and only these."""
 
 from __future__ import annotations
 
@@ -18,8 +18,8 @@ from runtime_support.endpoints.scripted_service import Scripted
 from runtime_support.runtimes.sqlite_runtime import running, until
 
 BOTH = pytest.mark.parametrize("server", [uvicorn_of, hypercorn_of], ids=["http1", "http2"])
-WITHOUT_END = RetryPolicy(initial=0.01, factor=1, cap=0.01, attempts=None)
-REFUSED = 5
+ENDLESS = RetryPolicy(initial=0.01, factor=1, cap=0.01, attempts=None)
+REFUSALS = 5
 executed = Counter()
 payments = Service("Payments")
 
@@ -67,87 +67,73 @@ def _fresh():
 
 
 @pytest.mark.parametrize("database", ["sqlite", "postgresql"])
-async def test_connections_that_are_refused_are_no_attempts_of_a_run(request, tmp_path, database):
+async def test_refused_connections_are_no_attempts_of_a_run(request, tmp_path, database):
     listening, port = bound()
     listening.close()
     app = service_app(payments)
-    on = request.getfixturevalue("postgres") if database == "postgresql" else None
+    url = request.getfixturevalue("postgres") if database == "postgresql" else None
 
-    async def begun(driven):
-        with uvicorn_of(app, port=port) as served:
-            await driven.runtime.register(served.url)
-            id_ = await driven.submit("Payments/pay", 3)
-            await counted(driven, id_, 1)
+    async def fail_once(driver):
+        with uvicorn_of(app, port=port) as server:
+            await driver.runtime.register(server.url)
+            id_ = await driver.submit("Payments/pay", 3)
+            await until(lambda: get_run_counts(driver, id_) == [1])
         return id_
 
-    async def down(driven, id_):
-        tried = driven.store.invocation(id_).attempts
-        await reached(lambda: driven.store.invocation(id_).attempts >= tried + REFUSED)
+    async def be_refused(driver, id_):
+        before = driver.store.invocation(id_).attempts
+        await until(lambda: driver.store.invocation(id_).attempts >= before + REFUSALS)
         assert executed["charge"] == 1
 
-    async with running(tmp_path, policy=WITHOUT_END, database=on) as driven:
-        id_ = await begun(driven)
-        await down(driven, id_)
-    # The counts are the database's, not the runtime's.
-    async with running(tmp_path, policy=WITHOUT_END, database=on) as driven:
-        await down(driven, id_)
+    async with running(tmp_path, policy=ENDLESS, database=url) as driver:
+        id_ = await fail_once(driver)
+        await be_refused(driver, id_)
+    # The counts are in the database, not in the runtime.
+    async with running(tmp_path, policy=ENDLESS, database=url) as driver:
+        await be_refused(driver, id_)
         with uvicorn_of(app, port=port):
-            assert (await driven.end(id_)).value == b'"OSError: no route"'
+            assert (await driver.end(id_)).value == b'"OSError: no route"'
     assert executed["charge"] == 3
 
 
-async def counted(driven, id_, count):
-    """Wait until the runtime knows of so many executions that failed."""
-
-    def is_so():
-        error = driven.store.invocation(id_).error
-        runs = error.run_attempts if error else None
-        return [each.count for each in runs or ()] == [count]
-
-    await reached(is_so)
-
-
-async def reached(is_so):
-    async def asked():
-        return True if is_so() else None
-
-    await until(asked)
+def get_run_counts(driver, id_):
+    """How many executions of each run failed, as far as the runtime knows."""
+    error = driver.store.invocation(id_).error
+    return [attempts.count for attempts in (error and error.run_attempts) or ()]
 
 
 @BOTH
 async def test_a_run_ends_by_its_policy_though_an_earlier_one_goes_on(tmp_path, server):
     with server(service_app(payments)) as served:
-        async with running(tmp_path, served.url) as driven:
-            assert await driven.call("Payments/both") == "done, OSError: unplugged"
+        async with running(tmp_path, served.url) as driver:
+            assert await driver.call("Payments/both") == "done, OSError: unplugged"
     assert executed == {"slow": 2, "fails": 2}
 
 
 def call_scripted(folder, script, server):
-    """Have the runtime drive one invocation whose service endpoint does what the script says."""
+    """Drive one invocation of a scripted handler; the runs in the Start of each attempt."""
 
-    async def inside():
-        with server(Scripted(script)) as served:
-            async with running(folder, served.url) as driven:
-                await driven.call("S/h")
+    async def call(app):
+        with server(app) as served:
+            async with running(folder, served.url) as driver:
+                await driver.call("S/h")
 
-    run(inside())
+    app = Scripted(script)
+    run(call(app))
+    return [failures.read_run_attempts(stream.start.SerializeToString()) for stream in app.streams]
 
 
 @BOTH
-def test_the_next_start_tells_what_the_last_error_told_of_runs_that_are_not_stored(
-    tmp_path, server
-):
-    gone = failures.Failure(code=422, message="no such account")
-    told = [
-        failures.RunAttempts(index=1, name="r1", count=1, milliseconds=9),
-        failures.RunAttempts(index=2, name="r2", count=2, milliseconds=8, failure=gone),
-    ]
-    starts = []
+def test_the_next_start_repeats_the_runs_of_the_last_error_that_are_not_stored(tmp_path, server):
+    failure = failures.Failure(code=422, message="no such account")
+    runs = (
+        failures.FailedExecutions(index=1, name="r1", count=1, milliseconds=9),
+        failures.FailedExecutions(index=2, name="r2", count=2, milliseconds=8, failure=failure),
+    )
 
     async def script(stream, number):
-        starts.append(failures.read_run_attempts(stream.start.SerializeToString()))
         if number == 1:
-            report = failures.ErrorReport(message="no luck", run_attempts=tuple(told))
+            report = failures.ErrorReport(message="no luck", run_attempts=runs)
             await stream.send(report.written())
         elif number == 2:
             await stream.send(pb.ErrorMessage(code=500, message="by another hand"))
@@ -157,31 +143,28 @@ def test_the_next_start_tells_what_the_last_error_told_of_runs_that_are_not_stor
         else:
             await stream.output()
 
-    call_scripted(tmp_path, script, server)
-    assert starts == [(), tuple(told), tuple(told), (told[1],)]
+    assert call_scripted(tmp_path, script, server) == [(), runs, runs, runs[1:]]
 
 
-def test_what_is_kept_of_runs_has_a_bound(tmp_path):
+def test_the_runs_that_are_kept_are_bounded(tmp_path):
     name = "x" * failures.MOST_RUN_NAME
     runs = tuple(
-        failures.RunAttempts(index=n, name=f"{name}y", count=1, milliseconds=0)
+        failures.FailedExecutions(index=n, name=f"{name}y", count=1, milliseconds=0)
         for n in range(1, MOST_RUNS + 9)
     )
-    starts = []
 
     async def script(stream, number):
-        starts.append(failures.read_run_attempts(stream.start.SerializeToString()))
         if number == 1:
             await stream.send(failures.ErrorReport(message="no luck", run_attempts=runs).written())
         else:
             await stream.output()
 
-    call_scripted(tmp_path, script, hypercorn_of)
-    assert [each.index for each in starts[1]] == list(range(1, MOST_RUNS + 1))
-    assert {each.name for each in starts[1]} == {name}
+    _, kept = call_scripted(tmp_path, script, hypercorn_of)
+    assert [attempts.index for attempts in kept] == list(range(1, MOST_RUNS + 1))
+    assert {attempts.name for attempts in kept} == {name}
 
 
-def test_version_1_is_told_nothing_of_runs():
-    told = failures.ErrorReport(message="no luck", run_attempts=())
-    assert failures.read_run_attempts(make_frame(told.written(1)).body) is None
-    assert failures.read_run_attempts(make_frame(told.written(2)).body) == ()
+def test_errors_of_version_1_have_no_runs():
+    report = failures.ErrorReport(message="no luck", run_attempts=())
+    assert failures.read_run_attempts(make_frame(report.written(1)).body) is None
+    assert failures.read_run_attempts(make_frame(report.written(2)).body) == ()

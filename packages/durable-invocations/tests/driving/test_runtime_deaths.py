@@ -1,4 +1,4 @@
-"""Runtimes that are killed with kill -9 around a commit; the next one ends what they began."""
+"""Runtimes that are killed with kill -9 around a commit; the next one completes the invocation."""
 
 from __future__ import annotations
 
@@ -13,23 +13,21 @@ from pathlib import Path
 import pytest
 
 from durable_invocations import Context, Service, service_app
-from durable_invocations.protocol import ids
-from durable_invocations.runtime.store.operations import Submit
 from runtime_support.endpoints.asgi_servers import hypercorn_of, run, uvicorn_of
 from runtime_support.runtimes import killable_runtime
 from runtime_support.runtimes.sqlite_runtime import running, store_at
 
 steps = Service("Steps")
-PLACE = Path(killable_runtime.__file__)
+PROGRAM = Path(killable_runtime.__file__)
 NAP, LATER = 3_600.0, 7_200.0
 """The handler sleeps for an hour, and the clocks of the later runtimes are ahead."""
 DEATHS = [
-    ("after", "Claim", 1, 0),  # begun, and nothing sent
+    ("after", "Claim", 1, 0),  # before it sends anything
     ("before", "CommitEntry", 1, 0),  # the first effect was done, and its entry is lost
     ("after", "CommitEntry", 1, 0),  # between its entry and the ack
     ("after", "CommitEntry", 1, 0),  # in the sleep
     ("after", "Fire", 1, LATER),  # between the commit of the sleep's end and its completion
-    ("after", "Finish", 1, LATER),  # the child has ended, and its parent was not told
+    ("after", "Finish", 1, LATER),  # the child has ended, and its parent does not know
 ]
 
 
@@ -52,19 +50,19 @@ def effect(folder: str, name: str) -> str:
     return name
 
 
-async def killed(folder, moment, operation, number, ahead):
+async def run_until_killed(folder, moment, operation, number, ahead):
     """Run a runtime until it has killed itself."""
-    paths = os.pathsep.join([str(PLACE.parents[2]), *filter(None, [os.environ.get("PYTHONPATH")])])
+    paths = [str(PROGRAM.parents[2]), *filter(None, [os.environ.get("PYTHONPATH")])]
     process = await asyncio.create_subprocess_exec(
-        *(sys.executable, PLACE, folder, moment, operation, str(number), str(ahead)),
-        env=os.environ | {"PYTHONPATH": paths},
+        *(sys.executable, PROGRAM, folder, moment, operation, str(number), str(ahead)),
+        env=os.environ | {"PYTHONPATH": os.pathsep.join(paths)},
     )
     try:
         assert await asyncio.wait_for(process.wait(), 30) == -signal.SIGKILL
     except asyncio.TimeoutError:
         store = store_at(folder)
-        told = [(each, store.read_journal(each.id)) for each in store.invocations()]
-        pytest.fail(f"it lives on after {moment} {operation} {number}: {told}")
+        journals = [(shown, store.read_journal(shown.id)) for shown in store.invocations()]
+        pytest.fail(f"it lives on after {moment} {operation} {number}: {journals}")
     finally:
         if process.returncode is None:
             process.kill()
@@ -73,26 +71,23 @@ async def killed(folder, moment, operation, number, ahead):
 
 @pytest.mark.parametrize("server", [hypercorn_of, uvicorn_of], ids=["http2", "http1"])
 def test_an_invocation_ends_once_whatever_runtimes_die(tmp_path, server):
-    """Six runtimes die, each at another moment; what was stored is not done again."""
+    """Six runtimes die, each at another moment; stored steps are not executed again."""
 
-    async def inside(url):
-        async with running(tmp_path, url, most=0) as driven:
-            argument = json.dumps(str(tmp_path)).encode()
-            id_ = ids.format_id(ids.make_id())
-            asked = Submit(id=id_, service="Steps", handler="work", argument=argument)
-            await driven.runtime.do(asked)
-        for each in DEATHS:
-            await killed(tmp_path, *each)
+    async def drive(url):
+        async with running(tmp_path, url, most=0) as driver:
+            id_ = await driver.submit("Steps/work", str(tmp_path))
+        for death in DEATHS:
+            await run_until_killed(tmp_path, *death)
         clock = killable_runtime.clock_ahead(LATER)
-        async with running(tmp_path, silent=0.2, clock=clock) as driven:
-            return await driven.end(id_), driven.journal(id_)
+        async with running(tmp_path, silent=0.2, clock=clock) as driver:
+            return await driver.end(id_), driver.journal(id_)
 
     with server(service_app(steps)) as served:
-        result, journal = run(inside(served.url), 120)
+        result, journal = run(drive(served.url), 120)
     counts = collections.Counter((tmp_path / "effects").read_text().split())
     sys.stdout.write(f"{len(DEATHS)} runtimes killed; effects: {dict(counts)}\n")
     assert json.loads(result.value) == ["first", "second", "third"]
-    kinds = [each.frame.kind.name for each in journal]
+    kinds = [entry.frame.kind.name for entry in journal]
     assert kinds == ["Input", "Run", "Sleep", "Call", "Run", "Output"]
-    # The entry of the first was lost with its runtime once, so that nobody had acknowledged it.
+    # The entry of the first step was lost once, with its runtime, before it was acknowledged.
     assert counts == {"first": 2, "second": 1, "third": 1}

@@ -1,4 +1,4 @@
-"""A service endpoint under uvicorn and hypercorn: streams side by side, and what breaks one."""
+"""A service endpoint under uvicorn and hypercorn: streams side by side, and streams that break."""
 
 from __future__ import annotations
 
@@ -17,7 +17,8 @@ from durable_invocations.runtime.http.client import HTTP_1, HTTP_2, HttpClient
 from durable_invocations.runtime.http.discovery import discover_deployment
 from durable_invocations.runtime.http.exchange import Address, Request
 from runtime_support.endpoints.asgi_servers import hypercorn_of, uvicorn_of
-from runtime_support.endpoints.asgi_stream import ack, names, told
+from runtime_support.endpoints.asgi_stream import completion, names
+from runtime_support.journal_frames import ack
 
 STREAMS = 12
 service = Service("S")
@@ -51,9 +52,9 @@ def urls():
         }
 
 
-def begun(known=1, value=b"5"):
+def make_replay(known=1, value=b"5"):
     start = pb.StartMessage(id=b"i" * 16, debug_id="inv_1i", known_entries=known)
-    return encode(make_frame(start)) + encode(make_frame(pb.InputEntryMessage(value=value)))
+    return [make_frame(start), make_frame(pb.InputEntryMessage(value=value))]
 
 
 class Stream:
@@ -62,10 +63,10 @@ class Stream:
         self.decoder = Decoder()
         self.frames = []
 
-    async def say(self, *frames, end=False):
-        await self.exchange.send(b"".join(encode(each) for each in frames), end=end)
+    async def send(self, *frames, end=False):
+        await self.exchange.send(b"".join(map(encode, frames)), end=end)
 
-    async def hear(self):
+    async def receive(self):
         while not self.frames:
             data = await asyncio.wait_for(self.exchange.receive(), 10)
             if not data:
@@ -73,14 +74,14 @@ class Stream:
             self.frames += self.decoder.feed(data)
         return self.frames.pop(0)
 
-    async def rest(self):
-        heard = []
-        while (each := await self.hear()) is not None:
-            heard.append(each)
-        return heard
+    async def receive_all(self):
+        frames = []
+        while (frame := await self.receive()) is not None:
+            frames.append(frame)
+        return frames
 
 
-async def opened(client, url, version, path="/invoke/S/steps", kind=None, **more):
+async def open_stream(client, url, version, path="/invoke/S/steps", kind=None, **more):
     headers = [("content-type", kind or format_content_type(3)), *more.items()]
     request = Request(method="POST", path=path, headers=headers)
     exchange = await client.open(Address.parse(url), request, version)
@@ -102,73 +103,76 @@ async def new_client():
 async def test_a_runtime_discovers_what_is_served(urls):
     async with new_client() as client:
         for url in urls.values():
-            told_of = str((await discover_deployment(client, url)).manifest)
-            assert "S" in told_of
-            assert "steps" in told_of
+            (described,) = (await discover_deployment(client, url)).manifest.services
+            names_ = [handler.name for handler in described.handlers]
+            assert (described.name, names_) == ("S", ["steps", "works"])
 
 
 async def test_streams_of_one_connection_do_not_end_each_other(urls):
     async with new_client() as client:
 
-        async def whole(number):
-            stream = await opened(client, urls[HTTP_2], HTTP_2)
-            await stream.exchange.send(begun(value=b"%d" % number))
-            assert names([await stream.hear()]) == ["Run"]
-            await stream.say(ack(1))
-            assert names([await stream.hear()]) == ["Sleep"]
-            await stream.say(told(2))
-            output, end = await stream.hear(), await stream.hear()
+        async def run_to_output(number):
+            stream = await open_stream(client, urls[HTTP_2], HTTP_2)
+            await stream.send(*make_replay(value=b"%d" % number))
+            assert names([await stream.receive()]) == ["Run"]
+            await stream.send(ack(1))
+            assert names([await stream.receive()]) == ["Sleep"]
+            await stream.send(completion(2))
+            output, end = await stream.receive(), await stream.receive()
             assert names([end]) == ["End"]
-            await stream.say(end=True)
-            assert await stream.hear() is None
+            await stream.send(end=True)
+            assert await stream.receive() is None
             return output.message().value
 
-        async def refused(path, kind, **headers):
-            stream = await opened(client, urls[HTTP_2], HTTP_2, path, kind, **headers)
+        async def get_status(path, kind, **headers):
+            stream = await open_stream(client, urls[HTTP_2], HTTP_2, path, kind, **headers)
             head = await stream.exchange.read_head()
             await stream.exchange.send(b"whatever", end=True)
             return head.status
 
-        first = await opened(client, urls[HTTP_2], HTTP_2)
-        await first.exchange.send(begun())
-        await first.hear()
-        made = await asyncio.gather(
-            *(whole(number) for number in range(STREAMS)),
-            refused("/invoke/S/none", None),
-            refused("/invoke/S/steps", "text/plain"),
-            refused("/invoke/S/steps", None, origin="http://foreign.example"),
+        first = await open_stream(client, urls[HTTP_2], HTTP_2)
+        await first.send(*make_replay())
+        await first.receive()
+        answers = await asyncio.gather(
+            *(run_to_output(number) for number in range(STREAMS)),
+            get_status("/invoke/S/none", None),
+            get_status("/invoke/S/steps", "text/plain"),
+            get_status("/invoke/S/steps", None, origin="http://foreign.example"),
         )
-        await first.say(ack(1))
-        assert names([await first.hear()]) == ["Sleep"]
-        await first.say(told(2), end=True)
-        assert names(await first.rest()) == ["Output", "End"]
-    assert made[:STREAMS] == [b'[%d,"inv_1i"]' % number for number in range(STREAMS)]
-    assert made[STREAMS:] == [404, 415, 403]
+        await first.send(ack(1))
+        assert names([await first.receive()]) == ["Sleep"]
+        await first.send(completion(2), end=True)
+        assert names(await first.receive_all()) == ["Output", "End"]
+    assert answers[:STREAMS] == [b'[%d,"inv_1i"]' % number for number in range(STREAMS)]
+    assert answers[STREAMS:] == [404, 415, 403]
 
 
 async def test_a_request_is_answered_entry_by_entry(urls):
     async with new_client() as client:
-        stream = await opened(client, urls[HTTP_1], HTTP_1)
-        await stream.exchange.send(begun(), end=True)
-        assert names(await stream.rest()) == ["Run", "Suspension"]
+        stream = await open_stream(client, urls[HTTP_1], HTTP_1)
+        await stream.send(*make_replay(), end=True)
+        assert names(await stream.receive_all()) == ["Run", "Suspension"]
 
 
 @pytest.mark.parametrize("version", [HTTP_1, HTTP_2])
 async def test_a_handler_ends_with_its_connection(urls, version):
     ended.clear()
     async with new_client() as client:
-        stream = await opened(client, urls[version], version, "/invoke/S/works")
-        await stream.exchange.send(begun(), end=True)
-        assert names([await stream.hear()]) == ["OneWayCall"]
+        stream = await open_stream(client, urls[version], version, "/invoke/S/works")
+        await stream.send(*make_replay(), end=True)
+        assert names([await stream.receive()]) == ["OneWayCall"]
     assert await asyncio.to_thread(ended.wait, 10)
 
 
 @pytest.mark.parametrize("version", [HTTP_1, HTTP_2])
 async def test_a_breach_ends_its_own_stream_alone(urls, version):
     async with new_client() as client:
-        broken = await opened(client, urls[version], version)
-        await broken.exchange.send(begun(known=3), end=True)
-        (error,) = await broken.rest()
-        sound = await opened(client, urls[version], version)
-        await sound.exchange.send(begun(), end=True)
-        assert (error.message().code, names(await sound.rest())) == (571, ["Run", "Suspension"])
+        broken = await open_stream(client, urls[version], version)
+        await broken.send(*make_replay(known=3), end=True)
+        (error,) = await broken.receive_all()
+        sound = await open_stream(client, urls[version], version)
+        await sound.send(*make_replay(), end=True)
+        assert (error.message().code, names(await sound.receive_all())) == (
+            571,
+            ["Run", "Suspension"],
+        )

@@ -12,7 +12,8 @@ from durable_invocations.runtime.http.connecting import TRUSTED
 from durable_invocations.runtime.http.exchange import DeploymentUnreachableError, NotHttp2Error
 from runtime_support.endpoints.asgi_servers import hypercorn_of, uvicorn_of
 from runtime_support.endpoints.certificates import certificate
-from runtime_support.runtimes.sqlite_runtime import AT_ONCE, running
+from runtime_support.errors import raises_naming
+from runtime_support.runtimes.sqlite_runtime import running
 
 greeter = Service("Greeter")
 
@@ -43,60 +44,55 @@ SERVERS = {
 }
 
 
-@pytest.mark.parametrize("server", SERVERS)
-async def test_invocations_are_driven_over_tls(tmp_path, identity, server):
-    serve, version = SERVERS[server]
+@pytest.mark.parametrize("name", SERVERS)
+async def test_invocations_are_driven_over_tls(tmp_path, identity, name):
+    serve, version = SERVERS[name]
 
-    with serve(service_app(greeter), certificate=identity) as served:
-        async with running(tmp_path, trusted=identity[0]) as driven:
-            await driven.runtime.register(served.url.replace("http:", "https:"))
-            every = (driven.call("Greeter/greet", "you") for _ in range(5))
-            deployment = driven.store.deployments()[0]
-            found = await asyncio.gather(*every)
+    with serve(service_app(greeter), certificate=identity) as server:
+        async with running(tmp_path, trusted=identity[0]) as driver:
+            await driver.runtime.register(server.url.replace("http:", "https:"))
+            calls = (driver.call("Greeter/greet", "you") for _ in range(5))
+            deployment = driver.store.deployments()[0]
+            outputs = await asyncio.gather(*calls)
     assert (deployment.http, deployment.url[:6]) == (version, "https:")
-    assert found == ["hello YOU"] * 5
-
-
-async def test_a_certificate_that_nobody_vouches_for_is_refused(tmp_path, identity):
-    with hypercorn_of(service_app(greeter), certificate=identity) as served:
-        async with running(tmp_path, policy=AT_ONCE) as driven:
-            with pytest.raises(DeploymentUnreachableError, match="not trusted: self-signed cert"):
-                await driven.runtime.register(served.url)
-            assert driven.store.deployments() == []
+    assert outputs == ["hello YOU"] * 5
 
 
 WRONG = {
-    "expired": ({"days": (-9, -1)}, r"not trusted: certificate has expired\. Correct it, or set"),
-    "too early": ({"days": (1, 9)}, r"certificate is not yet valid"),
-    "another's": ({"address": "127.0.0.9"}, r"not valid for '127\.0\.0\.1'\. Correct it"),
+    "unknown": ({}, ["self-signed"]),
+    "expired": ({"days": (-9, -1)}, ["expired"]),
+    "too early": ({"days": (1, 9)}, ["not yet valid"]),
+    "another's": ({"address": "127.0.0.9"}, ["'127.0.0.1'"]),
 }
 
 
 @pytest.mark.parametrize("wrong", WRONG)
 @pytest.mark.parametrize("version", [HTTP_1, HTTP_2])
-async def test_a_certificate_of_another_time_or_place_is_refused(tmp_path, wrong, version):
-    """Though somebody who is trusted vouches for it."""
-    options, told = WRONG[wrong]
-    made = certificate(tmp_path, **options)
+async def test_an_untrusted_or_unfit_certificate_is_refused(tmp_path, wrong, version):
+    """An unfit one is refused though its issuer is trusted."""
+    options, values = WRONG[wrong]
+    identity = certificate(tmp_path, **options)
+    trusted = identity[0] if options else None
 
-    with hypercorn_of(service_app(greeter), certificate=made) as served:
-        async with running(tmp_path, trusted=made[0]) as driven:
-            with pytest.raises(DeploymentUnreachableError, match=told):
-                await driven.runtime.register(served.url, http=version)
-            assert driven.store.deployments() == []
+    with hypercorn_of(service_app(greeter), certificate=identity) as server:
+        async with running(tmp_path, trusted=trusted) as driver:
+            with raises_naming(DeploymentUnreachableError, server.url, TRUSTED, *values):
+                await driver.runtime.register(server.url, http=version)
+            assert driver.store.deployments() == []
 
 
-async def test_ssl_cert_file_names_who_is_trusted(tmp_path, identity, monkeypatch):
+async def test_ssl_cert_file_names_the_trusted_certificates(tmp_path, identity, monkeypatch):
     monkeypatch.setenv(TRUSTED, identity[0])
 
-    with hypercorn_of(service_app(greeter), certificate=identity) as served:
-        async with running(tmp_path) as driven:
-            await driven.runtime.register(served.url)
-            assert await driven.call("Greeter/greet", "you") == "hello YOU"
+    with hypercorn_of(service_app(greeter), certificate=identity) as server:
+        async with running(tmp_path) as driver:
+            await driver.runtime.register(server.url)
+            assert await driver.call("Greeter/greet", "you") == "hello YOU"
 
 
-async def test_http_2_that_was_asked_for_is_not_taken_from_who_lacks_it(tmp_path, identity):
-    with uvicorn_with_tls(service_app(greeter), certificate=identity) as served:
-        async with running(tmp_path, trusted=identity[0]) as driven:
-            with pytest.raises(NotHttp2Error, match="does not offer HTTP/2"):
-                await driven.runtime.register(served.url.replace("http:", "https:"), http=HTTP_2)
+async def test_a_server_without_http_2_is_not_registered_as_one_with_it(tmp_path, identity):
+    with uvicorn_with_tls(service_app(greeter), certificate=identity) as server:
+        async with running(tmp_path, trusted=identity[0]) as driver:
+            url = server.url.replace("http:", "https:")
+            with raises_naming(NotHttp2Error, url, "TLS"):
+                await driver.runtime.register(url, http=HTTP_2)

@@ -10,27 +10,26 @@ from durable_invocations.runtime.claims import Claimer
 
 
 class Places:
-    """Room for attempts, none of which begin."""
+    """Room for attempts that never begin."""
 
     free: int = 1
     full: tuple[str, ...] = ()
 
 
 async def test_a_claim_that_fails_as_the_runtime_stops_brings_no_traceback():
-    unheard = []
+    unhandled, futures = [], []
 
     loop = asyncio.get_running_loop()
-    loop.set_exception_handler(lambda _, context: unheard.append(context["message"]))
-    asked = []
+    loop.set_exception_handler(lambda _, context: unhandled.append(context["message"]))
 
     def put(operation):
-        asked.append(loop.create_future())
-        return asked[-1]
+        futures.append(loop.create_future())
+        return futures[-1]
 
     claims = Claimer("one", put)
     claims.drive(Places())
     claims.stop()
-    asked.pop().set_exception(UnavailableError("the database is away"))
+    futures.pop().set_exception(UnavailableError("the database is away"))
     await asyncio.sleep(0)
     gc.collect()
-    assert not unheard
+    assert not unhandled

@@ -27,51 +27,46 @@ class Wire:
         return Decoder().feed(b"".join(self.sent))
 
 
-def opening(count):
+def make_opening(count):
     runs = [make_frame(pb.RunEntryMessage(value=b"%d" % number)) for number in range(count)]
     return [make_frame(pb.StartMessage(known_entries=count)), *runs]
 
 
-def sent(frames, *, more=(), whole=False):
-    """The wire, and after how many pieces the replay was told."""
-    wire, told = Wire(), []
-    out = Outgoing(lambda: told.append(len(wire.sent)))
+async def send(frames, *, more=(), whole=False):
+    """The wire, and how many pieces had been sent each time that the replay was over."""
+    wire, replays = Wire(), []
+    out = Outgoing(lambda: replays.append(len(wire.sent)))
     out.begin(frames)
-    for each in more:
-        out.put(each)
+    for frame in more:
+        out.put(frame)
     out.end()
     out.put(make_completion(99, EMPTY))
-    asyncio.run(out.run_whole(wire) if whole else out.run(wire))
-    return wire, told
+    await (out.run_whole(wire) if whole else out.run(wire))
+    return wire, replays
 
 
-def test_completions_follow_the_replay_however_early_they_are_ready():
+async def test_completions_follow_the_replay_however_early_they_are_ready():
     first = make_completion(1, EMPTY)
-    wire, told = sent(opening(3), more=[first])
-    assert wire.frames == [*opening(3), first]
-    assert told == [0]
-
-
-def test_nothing_follows_the_end(monkeypatch):
-    wire, _ = sent(opening(1))
-    assert wire.frames == opening(1)
+    wire, replays = await send(make_opening(3), more=[first])
+    assert wire.frames == [*make_opening(3), first]
     assert wire.ends[-1] is True
+    assert replays == [0]
 
 
 @pytest.mark.parametrize("whole", [False, True])
-def test_a_long_replay_goes_in_pieces_and_is_over_with_the_last_one(monkeypatch, whole):
+async def test_a_long_replay_is_sent_in_pieces_and_is_over_with_the_last_one(monkeypatch, whole):
     monkeypatch.setattr(module, "PIECE", 20)
-    wire, told = sent(opening(30), whole=whole)
-    assert wire.frames == opening(30)
+    wire, replays = await send(make_opening(30), whole=whole)
+    assert wire.frames == make_opening(30)
     assert (len(wire.sent) == 1) is whole
-    assert len(told) == 1
+    assert len(replays) == 1
     assert wire.ends == [False] * (len(wire.sent) - 1) + [True]
 
 
-async def test_what_is_put_later_is_sent_then():
+async def test_a_frame_that_is_put_later_is_sent_then():
     wire = Wire()
     out = Outgoing(lambda: None)
-    out.begin(opening(0))
+    out.begin(make_opening(0))
     sending = asyncio.ensure_future(out.run(wire))
     for number in range(3):
         await asyncio.sleep(0)
@@ -79,25 +74,25 @@ async def test_what_is_put_later_is_sent_then():
     await asyncio.sleep(0)
     out.end()
     await sending
-    assert [each.message().entry_index for each in wire.frames[1:]] == [0, 1, 2]
+    assert [frame.message().entry_index for frame in wire.frames[1:]] == [0, 1, 2]
     assert wire.ends[-1] is True
 
 
-async def test_what_is_put_before_the_opening_follows_it_however_often_that_is_sent():
+async def test_a_frame_that_is_put_before_the_opening_follows_it_each_time_that_it_is_sent():
     first, second = make_completion(0, EMPTY), make_completion(1, EMPTY)
 
     out, wires = Outgoing(lambda: None), [Wire(), Wire()]
     out.put(first)
-    for each in wires:
-        out.begin(opening(2))
-        await out.run_whole(each)
-    assert [each.frames for each in wires] == [[*opening(2), first]] * 2
+    for wire in wires:
+        out.begin(make_opening(2))
+        await out.run_whole(wire)
+        assert wire.frames == [*make_opening(2), first]
 
     out, wire = Outgoing(lambda: None), Wire()
-    out.begin(opening(1))
+    out.begin(make_opening(1))
     out.put(first)
     out.mark_answered()
     out.put(second)
-    out.begin(opening(1))
+    out.begin(make_opening(1))
     await out.run_whole(wire)
-    assert wire.frames == opening(1)
+    assert wire.frames == make_opening(1)

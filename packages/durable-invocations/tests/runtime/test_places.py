@@ -5,8 +5,8 @@ import pytest
 from durable_invocations.runtime.driving.places import Places
 
 
-def taken(places, name):
-    """Take all places that the deployment can have; how many."""
+def take_all(places, name):
+    """Take all places that the deployment may have; their number."""
     count = 0
     while places.free and name not in places.full:
         places.take(name)
@@ -14,9 +14,9 @@ def taken(places, name):
     return count
 
 
-def test_each_deployment_leaves_a_quarter_of_what_the_others_leave():
+def test_each_deployment_leaves_a_quarter_of_the_free_places():
     places = Places(256)
-    assert [taken(places, name) for name in ("first", "second", "third")] == [192, 48, 12]
+    assert [take_all(places, name) for name in ("first", "second", "third")] == [192, 48, 12]
     assert places.full == ["first", "second", "third"]
     assert places.free == 3
     for _ in range(10):
@@ -25,13 +25,13 @@ def test_each_deployment_leaves_a_quarter_of_what_the_others_leave():
 
 
 @pytest.mark.parametrize("most", [1, 2, 3])
-def test_of_few_places_one_deployment_has_all(most):
+def test_one_deployment_may_have_all_of_a_few_places(most):
     places = Places(most)
-    assert taken(places, "only") == most
+    assert take_all(places, "only") == most
     assert places.free == 0
 
 
-def test_no_claim_gives_a_deployment_more_than_its_part():
+def test_no_claim_gives_a_deployment_more_than_its_share():
     places = Places(8)
     for _ in range(4):
         places.take("first")
@@ -41,7 +41,7 @@ def test_no_claim_gives_a_deployment_more_than_its_part():
     assert (places.free, places.full) == (2, ["first"])
 
 
-def test_who_has_left_is_not_counted():
+def test_a_place_that_was_left_is_not_counted():
     places = Places(4)
     places.take("first")
     places.leave("first")

@@ -1,4 +1,4 @@
-"""Who waits for the end of an invocation."""
+"""Requests that wait for the end of an invocation."""
 
 import asyncio
 
@@ -11,7 +11,7 @@ from durable_invocations.runtime.waiting import ResultFutures
 ONE, TWO = Value(value=b"1"), Value(value=b"2")
 
 
-async def test_everyone_who_waits_for_an_invocation_is_told():
+async def test_all_who_wait_for_an_invocation_get_its_result():
     waiting = ResultFutures()
     with (
         waiting.open_future("a") as one,
@@ -25,7 +25,7 @@ async def test_everyone_who_waits_for_an_invocation_is_told():
     assert waiting.list_watched() == []
 
 
-async def test_who_gives_up_is_forgotten():
+async def test_a_request_that_stops_waiting_is_forgotten():
     waiting = ResultFutures()
     with pytest.raises(asyncio.TimeoutError), waiting.open_future("a") as future:
         await asyncio.wait_for(future, 0)
@@ -33,7 +33,7 @@ async def test_who_gives_up_is_forgotten():
     assert waiting.list_watched() == []
 
 
-async def test_more_than_one_look_asks_for_are_asked_for_in_turn(monkeypatch):
+async def test_more_invocations_than_a_read_asks_for_are_watched_in_turn(monkeypatch):
     monkeypatch.setattr(module, "MOST_WATCHED", 2)
 
     waiting = ResultFutures()
@@ -41,13 +41,13 @@ async def test_more_than_one_look_asks_for_are_asked_for_in_turn(monkeypatch):
         assert [waiting.list_watched() for _ in range(3)] == [["a", "b"], ["c", "a"], ["b", "c"]]
 
 
-async def test_who_asks_right_after_the_end_is_told_unless_it_is_long_ago_or_large(monkeypatch):
+async def test_recent_results_are_kept_unless_they_are_large(monkeypatch):
     monkeypatch.setattr(module, "MOST_RECENT", 2)
 
     waiting = ResultFutures()
     waiting.set_results({"a": ONE, "b": ONE, "c": TWO, "d": Value(value=b"x" * 100_000)})
-    found = []
+    results = []
     for id_ in "abcd":
         with waiting.open_future(id_) as future:
-            found.append(future.result() if future.done() else None)
-    assert found == [None, ONE, TWO, None]
+            results.append(future.result() if future.done() else None)
+    assert results == [None, ONE, TWO, None]

@@ -1,4 +1,4 @@
-"""What messages show of addresses that are wrong."""
+"""Messages show an invalid address without its secrets."""
 
 import pytest
 
@@ -21,5 +21,5 @@ from durable_invocations.addresses import mask_secrets
         (7, "7"),
     ],
 )
-def test_an_address_is_shown_without_what_may_be_secret(address, shown):
+def test_an_address_is_shown_without_possible_secrets(address, shown):
     assert mask_secrets(address) == shown

@@ -1,4 +1,4 @@
-"""How much longer something takes as it grows, whatever the processor."""
+"""How much longer a calculation takes as its input grows, on any processor."""
 
 from __future__ import annotations
 

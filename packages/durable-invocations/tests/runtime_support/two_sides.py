@@ -1,4 +1,4 @@
-"""A handler and a runtime, each a pure machine, between which messages and both sides can be lost.
+"""A handler and a runtime as pure state machines; messages can be lost, and each side can crash.
 
 Programs are lists of steps: `("run", name)`, `("ask", message)` for an entry that the runtime
 completes, `("tell", frame)` for one that it does not, and `("wait", positions)` of earlier steps.
@@ -27,38 +27,37 @@ from durable_invocations.protocol.results import (
 
 INPUT = make_frame(pb.InputEntryMessage(value=b"in"))
 MOST = 4_000
-"""Actions after which an invocation that has not ended never will."""
+"""After so many actions, an invocation that has not ended never will."""
 
 
-def given(index: int, entry: Frame):
-    """The result that the runtime gives to an entry: always the same, as its effect is."""
+def make_result(index: int, entry: Frame):
+    """The result that the runtime gives an entry, the same each time."""
     if entry.code == 0x0804:
         return make_keys_value([b"k%d" % index])
     return Value(value=b"r%d" % index) if "value" in list_variants(entry.kind) else EMPTY
 
 
-def completed(entry: Frame, result) -> Frame:
+def complete_entry(entry: Frame, result) -> Frame:
     """The entry with its result, as the runtime replays it."""
     message = entry.message()
     set_result(message, result, entry.kind)
     return make_frame(message, requires_ack=entry.requires_ack)
 
 
-def expected(program) -> bytes:
+def calculate_output(program) -> bytes:
     """The output of an attempt that nothing interrupts."""
-    shown, index, results = [], 0, {}
-    for position, (what, of) in enumerate(program):
-        if what == "wait":
-            shown += [results[each] for each in of]
+    outputs, index, results = [], 0, {}
+    for position, (kind, argument) in enumerate(program):
+        if kind == "wait":
+            outputs += [results[earlier] for earlier in argument]
             continue
         index += 1
-        if what == "run":
-            results[position] = of
-        elif what == "ask":
-            results[position] = str(
-                get_result(make_frame(of).message()) or given(index, make_frame(of))
-            )
-    return ";".join(shown).encode()
+        if kind == "run":
+            results[position] = argument
+        elif kind == "ask":
+            entry = make_frame(argument)
+            results[position] = str(get_result(entry.message()) or make_result(index, entry))
+    return ";".join(outputs).encode()
 
 
 class Handler:
@@ -69,10 +68,10 @@ class Handler:
         self._state = HandlerState()
         self._recorded: list[Frame] = []
         self._results: dict[int, str] = {}
-        self._at: dict[int, int] = {}
+        self._indexes: dict[int, int] = {}
         """The index of each step's entry."""
         self._next, self._ready, self._returned = 0, False, False
-        self._kept: dict[int, str] = {}
+        self._run_results: dict[int, str] = {}
         self.up: list[Frame] = []
         self.running: dict[int, str] = {}
         self.closed: h.Close | None = None
@@ -84,15 +83,15 @@ class Handler:
 
     def _apply(self, event) -> None:
         self._state, out = handler_side.step(self._state, event)
-        for each in out:
-            self._take(each)
+        for effect in out:
+            self._take(effect)
 
     def finish(self, index: int) -> None:
         name = self.running.pop(index)
         self._executed[index] += 1
-        self._kept[index] = name
+        self._run_results[index] = name
         done = make_frame(pb.RunEntryMessage(name=name, value=name.encode()), requires_ack=True)
-        self.do(h.Finished(index=index, entry=done))
+        self.do(h.RunFinished(index=index, entry=done))
 
     def _take(self, out) -> None:
         if isinstance(out, h.Recorded):
@@ -105,13 +104,13 @@ class Handler:
         elif isinstance(out, h.Execute):
             self.running[out.index] = self._program[self._next][1]
         elif isinstance(out, h.Acknowledged):
-            self._results[out.index] = self._kept.get(out.index, "")
+            self._results[out.index] = self._run_results.get(out.index, "")
         elif isinstance(out, h.Resolve):
-            self._results[out.index] = self._shown(out)
+            self._results[out.index] = self._format(out)
         elif isinstance(out, h.Close):
             self.closed, self.running = out, {}
 
-    def _shown(self, out: h.Resolve) -> str:
+    def _format(self, out: h.Resolve) -> str:
         recorded = self._recorded[out.index] if out.index < len(self._recorded) else None
         is_run = recorded is not None and recorded.code == 0x0C05
         return out.result.value.decode() if is_run else str(out.result)
@@ -123,29 +122,32 @@ class Handler:
 
     def _advance(self) -> None:
         while self._next < len(self._program) and self.closed is None:
-            what, of = self._program[self._next]
-            if what == "wait" and not self._waited(of):
+            kind, argument = self._program[self._next]
+            if kind == "wait" and not self._wait(argument):
                 return
-            if what != "wait":
-                self._at[self._next] = self._state.issued
-            if what == "run":
-                self._step(h.RunBegun, make_frame(pb.RunEntryMessage(name=of)))
-            elif what != "wait":
-                self._step(h.Issued, of if what == "tell" else make_frame(of))
+            if kind != "wait":
+                self._indexes[self._next] = self._state.issued
+            if kind == "run":
+                self._step(h.RunBegun, make_frame(pb.RunEntryMessage(name=argument)))
+            elif kind != "wait":
+                self._step(h.Issued, argument if kind == "tell" else make_frame(argument))
             self._next += 1
         if self.closed is None and not self._returned:
             self._end()
 
-    def _waited(self, positions) -> bool:
-        left = {self._at[each] for each in positions} - self._results.keys()
-        self._apply(h.Awaited(indexes=frozenset(left)))
-        return not left
+    def _wait(self, positions) -> bool:
+        """Whether the steps at these positions have results."""
+        missing = {self._indexes[position] for position in positions} - self._results.keys()
+        self._apply(h.Awaited(indexes=frozenset(missing)))
+        return not missing
 
     def _end(self) -> None:
         self._returned = True
-        waits = [of for what, of in self._program if what == "wait"]
-        shown = [self._results[self._at[each]] for of in waits for each in of]
-        self._step(h.Issued, make_frame(pb.OutputEntryMessage(value=";".join(shown).encode())))
+        waits = [positions for kind, positions in self._program if kind == "wait"]
+        outputs = [
+            self._results[self._indexes[position]] for positions in waits for position in positions
+        ]
+        self._step(h.Issued, make_frame(pb.OutputEntryMessage(value=";".join(outputs).encode())))
         self._apply(h.Returned())
 
 
@@ -153,8 +155,8 @@ class Handler:
 class World:
     """One invocation, and all that may happen to it, as `random` chooses.
 
-    A side is lost `crashes` times at most, and a message to the handler `losses` times. Both are
-    lost when the entry at `lost_at` is being stored, which it then is or is not (`lost_stored`).
+    At most `crashes` times a side crashes, and `losses` times a message to the handler is lost.
+    Both sides crash while the entry at `lost_at` is being stored; `lost_stored`: it is stored.
     """
 
     program: list
@@ -176,11 +178,11 @@ class World:
 
     def open(self) -> list[int]:
         journal = enumerate(self.journal)
-        return [i for i, each in journal if each.kind.completable and not each.completed]
+        return [i for i, entry in journal if entry.kind.completable and not entry.completed]
 
     def complete(self, index: int):
-        result = given(index, self.journal[index])
-        self.journal[index] = completed(self.journal[index], result)
+        result = make_result(index, self.journal[index])
+        self.journal[index] = complete_entry(self.journal[index], result)
         return result
 
 
@@ -193,7 +195,7 @@ class AttemptRun:
         self.runtime = runtime_side.begin_attempt(world.journal, duplex=duplex)
         start = pb.StartMessage(id=b"i" * 16, known_entries=len(world.journal))
         self.down: list = [
-            h.FrameReceived(frame=each) for each in (make_frame(start), *world.journal)
+            h.FrameReceived(frame=frame) for frame in (make_frame(start), *world.journal)
         ]
         self.storing: list[r.StoreEntry] = []
         self.input_open, self.over = True, False
@@ -214,11 +216,11 @@ class AttemptRun:
 
     def _actions(self) -> list:
         handler = self.handler
-        actions = [lambda index=each: self._execute(index) for each in handler.running]
+        actions = [lambda index=index: self._execute(index) for index in handler.running]
         actions += [self._deliver_down] * bool(self.down)
         actions += [self._deliver_up] * bool(handler.up)
         actions += [self._store] * bool(self.storing)
-        actions += [lambda index=each: self._complete(index) for each in self.world.open()]
+        actions += [lambda index=index: self._complete(index) for index in self.world.open()]
         actions += [self._crash] * bool(actions and self.world.crashes)
         return actions
 
@@ -234,7 +236,7 @@ class AttemptRun:
         self.handler.do(self.down.pop(0))
 
     def _deliver_up(self) -> None:
-        self._tell(r.EntrySent(frame=self.handler.up.pop(0)))
+        self._tell(r.FrameReceived(frame=self.handler.up.pop(0)))
 
     def _store(self) -> None:
         commit = self.storing[0]
@@ -251,18 +253,18 @@ class AttemptRun:
         self._tell(r.CompletionReady(index=index, result=result))
 
     def _crash(self) -> None:
-        """The handler, the connection or the runtime is gone: what was under way may be stored."""
+        """The handler, the connection or the runtime ends; what was being stored may be stored."""
         self.world.crashes -= 1
         self._lose(self.world.random.randint(0, len(self.storing)))
 
     def _lose(self, stored: int) -> None:
-        self.world.journal += [each.entry for each in self.storing[:stored]]
+        self.world.journal += [commit.entry for commit in self.storing[:stored]]
         self.over = True
 
     def _tell(self, event) -> None:
         self.runtime, out = runtime_side.step(self.runtime, event)
-        for each in out:
-            self._take(each)
+        for effect in out:
+            self._take(effect)
 
     def _take(self, out) -> None:
         if isinstance(out, r.StoreEntry):

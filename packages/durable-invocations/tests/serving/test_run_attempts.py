@@ -1,4 +1,4 @@
-"""What counts as an attempt of a run: each of its executions that failed, and nothing else."""
+"""The attempts of a run are its executions that failed, and nothing else."""
 
 from __future__ import annotations
 
@@ -13,20 +13,21 @@ import pytest
 from durable_invocations import Context, RetryableError, RunRetry, TerminalError
 from durable_invocations.protocol.failures import (
     MOST_RUN_NAME,
+    FailedExecutions,
     Failure,
     ProtocolError,
-    RunAttempts,
     read_run_attempts,
     write_run_attempts,
 )
 from durable_invocations.serving.attempts import attempt as attempts
 from runtime_support.endpoints import asgi_stream
 from runtime_support.endpoints.asgi_stream import attempt
+from runtime_support.errors import raises_naming
 
 SLOW = 60
 """More seconds than a test takes."""
 LONG_AGO = (7, 9_999_999)
-"""How often and how long the invocation was tried, as the Start says, whatever came of it."""
+"""How often and how long the invocation was tried, according to the Start."""
 
 
 @pytest.fixture
@@ -36,21 +37,34 @@ def executed():
 
 @pytest.fixture
 def patient(monkeypatch):
-    """Let a run that failed wait for all others, however slow this machine is."""
+    """A run that failed waits for all others, however slow this machine is."""
     monkeypatch.setattr(attempts, "LEAST_WAIT", SLOW)
     monkeypatch.setattr(attempts, "MOST_WAIT", SLOW)
 
 
-journal_of = partial(asgi_stream.journal_of, runs=())
-"""The invocation, by a runtime that counts the executions of runs."""
+make_journal = partial(asgi_stream.make_journal, runs=())
+"""An invocation at a runtime that counts the executions of runs."""
 
 
-def ended(journal, most=10):
-    """Drive attempts until the invocation has ended; how many."""
-    for number in range(most):
+def drive_to_end(journal, most=10):
+    """Drive attempts until the invocation ends; its output."""
+    for _ in range(most):
         if attempt(journal)[-1] == "End":
-            return number + 1
+            return journal.output.value
     raise AssertionError(f"it goes on after {most} attempts")
+
+
+def fail_to_connect():
+    raise OSError("no route")
+
+
+async def describe_failure(operation):
+    """Status and text of the terminal failure with which an operation ends."""
+    try:
+        await operation
+    except TerminalError as error:
+        return f"{error.status} {error}"
+    return "not reached"
 
 
 def test_attempts_that_never_executed_the_function_do_not_count(executed):
@@ -63,10 +77,9 @@ def test_attempts_that_never_executed_the_function_do_not_count(executed):
 
         return await ctx.run("charge", charge, retry=RunRetry(attempts=3, within=SLOW))
 
-    journal = journal_of(pays)
+    journal = make_journal(pays)
     journal.retries = LONG_AGO
-    ended(journal)
-    assert journal.output.value == b'"paid"'
+    assert drive_to_end(journal) == b'"paid"'
     assert executed["charge"] == 3
 
 
@@ -84,15 +97,10 @@ def test_a_run_beside_an_earlier_one_ends_by_its_own_policy(executed):
 
         first = ctx.run("slow", slow)
         second = ctx.run("fails", fails, retry=RunRetry(initial=0, attempts=2))
-        try:
-            await second
-        except TerminalError as error:
-            return f"{await first}, {error}"
-        return "not reached"
+        failure = await describe_failure(second)
+        return f"{await first}, {failure}"
 
-    journal = journal_of(both)
-    ended(journal)
-    assert journal.output.value == b'"done, OSError: unplugged"'
+    assert drive_to_end(make_journal(both)) == b'"done, 500 OSError: unplugged"'
     assert executed == {"slow": 2, "fails": 2}
 
 
@@ -103,25 +111,18 @@ def test_runs_that_fail_side_by_side_each_have_all_their_attempts_and_no_more(ex
             executed[name] += 1
             raise OSError(name)
 
-        async def here(name):
+        async def in_the_loop(name):
             in_a_thread(name)
 
         runs = [
-            ctx.run("a", here, "a", retry=RunRetry(initial=0.2, attempts=2)),
+            ctx.run("a", in_the_loop, "a", retry=RunRetry(initial=0.2, attempts=2)),
             ctx.run("b", in_a_thread, "b", retry=RunRetry(initial=0.2, attempts=3)),
             ctx.run("c", in_a_thread, "c", retry=RunRetry(initial=0.2, attempts=4)),
         ]
-        said = []
-        for each in runs:
-            try:
-                await each
-            except TerminalError as error:
-                said.append(str(error))
-        return said
+        return [await describe_failure(run) for run in runs]
 
-    journal = journal_of(three)
-    ended(journal)
-    assert json.loads(journal.output.value) == ["OSError: a", "OSError: b", "OSError: c"]
+    output = drive_to_end(make_journal(three))
+    assert json.loads(output) == ["500 OSError: a", "500 OSError: b", "500 OSError: c"]
     assert executed == {"a": 2, "b": 3, "c": 4}
 
 
@@ -147,44 +148,37 @@ def test_a_run_that_failed_for_good_is_not_executed_again_while_an_earlier_one_i
             ctx.run("refused", refused),
             ctx.run("exhausted", exhausted, retry=RunRetry(initial=0.2, attempts=2)),
         ]
-        said = [await runs[0]]
-        for each in runs[1:]:
-            try:
-                await each
-            except TerminalError as error:
-                said.append(f"{error.status} {error}")
-        return ", ".join(said)
+        return ", ".join([await runs[0], *[await describe_failure(run) for run in runs[1:]]])
 
-    journal = journal_of(two)
-    ended(journal)
-    assert journal.output.value == b'"on, 422 no such account, 500 OSError: unplugged"'
+    output = drive_to_end(make_journal(two))
+    assert output == b'"on, 422 no such account, 500 OSError: unplugged"'
     assert executed == {"earlier": 5, "refused": 1, "exhausted": 2}
 
 
-def test_the_first_failure_is_told_and_waits_for_the_others_no_longer_than_it_would_anyway():
-    begun = threading.Event()
+def test_a_failed_run_waits_for_the_others_no_longer_than_its_delay():
+    hanging = threading.Event()
 
     async def both(ctx: Context) -> None:
         async def fails():
-            await asyncio.to_thread(begun.wait, SLOW)
+            await asyncio.to_thread(hanging.wait, SLOW)
             raise RetryableError("busy", delay=0.1)
 
         async def hangs():
-            begun.set()
+            hanging.set()
             await asyncio.Event().wait()
 
         await ctx.gather(ctx.run("hangs", hangs), ctx.run("fails", fails))
 
-    journal = journal_of(both)
+    journal = make_journal(both)
     assert attempt(journal) == ["Error"]
     assert (journal.last.message, journal.last.related_entry_index) == ("busy", 2)
     assert journal.last.next_retry_delay < 100
-    (told,) = journal.run_attempts
-    assert (told.index, told.name, told.count) == (2, "fails", 1)
+    (run,) = journal.run_attempts
+    assert (run.index, run.name, run.count) == (2, "fails", 1)
 
 
 @pytest.mark.usefixtures("patient")
-def test_what_ends_while_a_failed_run_waits_is_stored(executed):
+def test_a_run_that_ends_while_a_failed_one_waits_is_stored(executed):
     async def both(ctx: Context) -> str:
         failed = asyncio.Event()
 
@@ -204,98 +198,82 @@ def test_what_ends_while_a_failed_run_waits_is_stored(executed):
         first, second = ctx.run("ends", ends), ctx.run("fails", fails, retry=RunRetry(initial=1))
         return " ".join(await ctx.gather(first, second))
 
-    journal = journal_of(both)
+    journal = make_journal(both)
     assert attempt(journal) == ["Run", "Error"]
-    ended(journal)
-    assert journal.output.value == b'"off on"'
+    assert drive_to_end(journal) == b'"off on"'
     assert executed == {"fails": 2, "ends": 1}
 
 
 def test_the_time_of_a_run_is_that_of_its_executions_and_waits():
     async def pays(ctx: Context) -> str:
-        def broken():
-            raise OSError("no route")
+        retry = RunRetry(initial=4, factor=1, within=10)
+        return await describe_failure(ctx.run("charge", fail_to_connect, retry=retry))
 
-        try:
-            await ctx.run("charge", broken, retry=RunRetry(initial=4, factor=1, within=10))
-        except TerminalError as error:
-            return str(error)
-        return "not reached"
-
-    journal = journal_of(pays)
+    journal = make_journal(pays)
     journal.retries = LONG_AGO
     for number in range(1, 4):
         assert attempt(journal) == ["Error"]
         assert journal.last.next_retry_delay == 4_000
-        (told,) = journal.run_attempts
-        assert told.count == number
-        assert 4_000 * number <= told.milliseconds < 4_000 * number + 1_000
-    ended(journal)
-    assert journal.output.value == b'"OSError: no route"'
+        (run,) = journal.run_attempts
+        assert run.count == number
+        assert 4_000 * number <= run.milliseconds < 4_000 * number + 1_000
+    assert drive_to_end(journal) == b'"500 OSError: no route"'
 
 
-def test_a_run_that_says_when_to_try_it_again_has_its_policys_bound():
+def test_a_run_whose_error_has_a_delay_has_the_bound_of_its_policy():
     async def pays(ctx: Context) -> str:
         def busy():
             raise RetryableError("busy", delay=7)
 
-        try:
-            await ctx.run("charge", busy, retry=RunRetry(attempts=3))
-        except TerminalError as error:
-            return str(error)
-        return "not reached"
+        return await describe_failure(ctx.run("charge", busy, retry=RunRetry(attempts=3)))
 
-    journal = journal_of(pays)
+    journal = make_journal(pays)
     for _ in range(2):
         assert attempt(journal) == ["Error"]
         assert (journal.last.message, journal.last.next_retry_delay) == ("busy", 7_000)
-    ended(journal)
-    assert journal.output.value == b'"RetryableError: busy"'
+    assert drive_to_end(journal) == b'"500 RetryableError: busy"'
 
 
-def test_a_failure_of_the_handler_keeps_what_is_known_of_runs():
+def test_a_failure_of_the_handler_keeps_the_attempts_of_runs():
     async def stumbles(ctx: Context) -> None:
         ctx.run("charge", int)
         raise KeyError("lost")
 
-    kept = RunAttempts(index=1, name="charge", count=2, milliseconds=5)
-    journal = journal_of(stumbles)
+    kept = FailedExecutions(index=1, name="charge", count=2, milliseconds=5)
+    journal = make_journal(stumbles)
     journal.run_attempts = (kept,)
     assert attempt(journal)[-1] == "Error"
     assert journal.run_attempts == (kept,)
 
 
-def test_another_run_in_the_same_place_has_attempts_of_its_own():
+def test_a_run_with_another_name_at_the_same_index_has_its_own_attempts():
     async def pays(ctx: Context) -> None:
-        def broken():
-            raise OSError("no route")
+        await ctx.run("pay" * MOST_RUN_NAME, fail_to_connect, retry=RunRetry(attempts=2))
 
-        await ctx.run("pay" * MOST_RUN_NAME, broken, retry=RunRetry(attempts=2))
-
-    journal = journal_of(pays)
-    journal.run_attempts = (RunAttempts(index=1, name="charge", count=9, milliseconds=0),)
+    journal = make_journal(pays)
+    journal.run_attempts = (FailedExecutions(index=1, name="charge", count=9, milliseconds=0),)
     assert attempt(journal) == ["Error"]
-    (told,) = journal.run_attempts
-    assert (told.name, told.count) == (("pay" * MOST_RUN_NAME)[:MOST_RUN_NAME], 1)
+    (run,) = journal.run_attempts
+    assert (run.name, run.count) == (("pay" * MOST_RUN_NAME)[:MOST_RUN_NAME], 1)
     attempt(journal)
     assert journal.entries[1].message().failure.message == "OSError: no route"
 
 
-@pytest.mark.parametrize(("version", "told"), [(1, None), (2, ()), (3, ())])
-def test_a_runtime_that_counts_nothing_is_told_nothing(version, told):
+@pytest.mark.parametrize(("version", "runs"), [(1, None), (2, ()), (3, ())])
+async def test_a_runtime_that_counts_nothing_gets_no_counts(version, runs):
     async def pays(ctx: Context) -> None:
-        raise OSError("no route")
+        fail_to_connect()
 
-    journal = journal_of(pays, version=version)
-    journal.run_attempts = told
-    heard = asyncio.run(journal.attempt())
-    assert read_run_attempts(heard[-1].body) == told
+    journal = make_journal(pays, version=version)
+    journal.run_attempts = runs
+    frames = await journal.attempt()
+    assert read_run_attempts(frames[-1].body) == runs
 
 
-def test_attempts_of_runs_that_are_no_message_break_the_protocol():
-    gone = Failure(code=422, message="no such account")
-    run = RunAttempts(index=1, name="charge", count=1, milliseconds=5, failure=gone)
-    told = write_run_attempts([run])
-    assert read_run_attempts(told) == (run,)
-    with pytest.raises(ProtocolError, match="attempts of Runs"):
-        read_run_attempts(told[:-1] + b"\xff")
+def test_malformed_attempts_of_runs_break_the_protocol():
+    failure = Failure(code=422, message="no such account")
+    run = FailedExecutions(index=1, name="charge", count=1, milliseconds=5, failure=failure)
+    body = write_run_attempts([run])
+    assert read_run_attempts(body) == (run,)
+    with raises_naming(ProtocolError, "Runs"):
+        read_run_attempts(body[:-1] + b"\xff")

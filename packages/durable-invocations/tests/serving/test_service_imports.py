@@ -1,4 +1,4 @@
-"""What a module that declares services makes Python import."""
+"""The modules that Python imports for a module that declares services."""
 
 from __future__ import annotations
 
@@ -14,30 +14,31 @@ HEAVY = {
 }
 
 
-def loaded_by(code: str) -> set[str]:
+def list_packages(code: str) -> set[str]:
+    """The packages that are imported by this code."""
     run = subprocess.run(
         [sys.executable, "-c", f"import sys; {code}; print(*sys.modules)"],
         check=True,
         capture_output=True,
         text=True,
     )
-    return set(run.stdout.split())
+    return {module.partition(".")[0] for module in run.stdout.split()}
 
 
-def test_the_package_alone_brings_neither_server_nor_protocol():
-    loaded = {each.partition(".")[0] for each in loaded_by("import durable_invocations")}
-    assert not loaded & (HEAVY | {"starlette", "google", "pydantic"})
+def test_the_package_alone_imports_neither_server_nor_protocol():
+    packages = list_packages("import durable_invocations")
+    assert not packages & (HEAVY | {"starlette", "google", "pydantic"})
 
 
-def test_serving_brings_nothing_of_the_rest():
+def test_serving_imports_none_of_the_heavy_packages():
     names = ", ".join(sorted({*exported.__all__} - {"Client", "runtime_app"}))
-    loaded = loaded_by(f"from durable_invocations import {names}")
-    assert not {each.partition(".")[0] for each in loaded} & HEAVY
-    assert "starlette" in loaded
+    packages = list_packages(f"from durable_invocations import {names}")
+    assert not packages & HEAVY
+    assert "starlette" in packages
 
 
-def test_every_exported_name_is_there():
+def test_every_exported_name_exists():
     assert set(exported.__all__) <= set(dir(exported))
-    named = set(exported.__all__) - {"BYTES"}
-    assert all(getattr(exported, name).__name__ == name for name in named)
+    names = set(exported.__all__) - {"BYTES"}
+    assert all(getattr(exported, name).__name__ == name for name in names)
     assert exported.BYTES is BYTES

@@ -1,4 +1,4 @@
-"""Random handlers in full duplex: whatever comes when, and whatever is lost, they end the same."""
+"""Random handlers in full duplex end the same, in whatever order messages come or are lost."""
 
 from __future__ import annotations
 
@@ -12,25 +12,25 @@ from hypothesis import strategies as st
 
 from durable_invocations import Context, VirtualObject, service_app
 from durable_invocations.protocol.results import EMPTY, Value
-from runtime_support.endpoints.asgi_stream import Journal, ack, line, told
+from runtime_support.endpoints.asgi_stream import Journal, completion, names, open_request
+from runtime_support.journal_frames import ack
 
 ATTEMPTS = 60
 EXCHANGES = 200
 TURNS = 40
-"""Of the event loop, after which a handler without input or output of its own has gone as far as
-it can."""
-BEGINS = ["run", "call", "sleep", "get"]
+"""Turns of the event loop after which a handler has done all that it can without a message."""
+OPERATIONS = ["run", "call", "sleep", "get"]
 
 
-def steps(kinds, **size):
-    one = st.tuples(st.sampled_from(kinds), st.integers(0, 9), st.integers(1, 4))
-    return st.lists(one, **size)
+def lists_of_steps(kinds, **size):
+    step = st.tuples(st.sampled_from(kinds), st.integers(0, 9), st.integers(1, 4))
+    return st.lists(step, **size)
 
 
 STEPS = st.builds(
     list.__add__,
-    steps(BEGINS, max_size=4),
-    steps([*BEGINS, "set", "await", "gather", "gather", "select"], max_size=12),
+    lists_of_steps(OPERATIONS, max_size=4),
+    lists_of_steps([*OPERATIONS, "set", "await", "gather", "gather", "select"], max_size=12),
 )
 
 
@@ -40,45 +40,45 @@ class Program:
     def __init__(self, steps):
         self.steps = steps
         self.executed = Counter()
-        made = VirtualObject("O")
-        made.handler(self.handler())
-        self.app = service_app(made)
+        service = VirtualObject("O")
+        service.handler(self.make_handler())
+        self.app = service_app(service)
 
-    def handler(self):
+    def make_handler(self):
         async def go(ctx: Context) -> list:
-            begun, log = [], []
+            operations, log = [], []
             for number, (kind, first, count) in enumerate(self.steps):
-                some = chosen(begun, first, count)
-                if kind in BEGINS:
-                    begun.append((f"o{number}", self.begin(ctx, kind, number)))
+                chosen = choose(operations, first, count)
+                if kind in OPERATIONS:
+                    operations.append((f"o{number}", self.begin(ctx, kind, number)))
                 elif kind == "set":
                     ctx.state.set("x", number)
-                elif kind == "await" and some:
-                    log.append(await some[0][1])
+                elif kind == "await" and chosen:
+                    log.append(await chosen[0][1])
                 elif kind == "gather":
-                    log.append(await ctx.gather(*(each for _, each in some)))
-                elif kind == "select" and some:
-                    log.append([*await ctx.select(**dict(some))])
+                    log.append(await ctx.gather(*(operation for _, operation in chosen)))
+                elif kind == "select" and chosen:
+                    log.append([*await ctx.select(**dict(chosen))])
             return log
 
         return go
 
-    def fits(self, output):
-        """Whether it returned what these steps say, if nothing had gone wrong."""
-        begun, log, state = [], [], None
+    def may_return(self, output):
+        """Whether these steps may return this output when nothing is lost."""
+        values, log, state = [], [], None
         for number, (kind, first, count) in enumerate(self.steps):
-            some = chosen(begun, first, count)
-            if kind in BEGINS:
+            chosen = choose(values, first, count)
+            if kind in OPERATIONS:
                 value = {"sleep": None, "get": state}.get(kind, number)
-                begun.append((f"o{number}", value))
+                values.append((f"o{number}", value))
             elif kind == "set":
                 state = number
-            elif kind == "await" and some:
-                log.append([some[0][1]])
+            elif kind == "await" and chosen:
+                log.append([chosen[0][1]])
             elif kind == "gather":
-                log.append([[value for _, value in some]])
-            elif kind == "select" and some:
-                log.append([[name, value] for name, value in some])
+                log.append([[value for _, value in chosen]])
+            elif kind == "select" and chosen:
+                log.append([[name, value] for name, value in chosen])
         return len(output) == len(log) and all(map(list.__contains__, log, output))
 
     def begin(self, ctx, kind, number):
@@ -93,21 +93,21 @@ class Program:
         return ctx.sleep(number) if kind == "sleep" else ctx.state.get("x")
 
 
-def chosen(begun, first, count):
+def choose(operations, first, count):
     """Some of the operations, with their names."""
-    return begun[first % len(begun) :][:count] if begun else []
+    return operations[first % len(operations) :][:count] if operations else []
 
 
 class Runtime(Journal):
-    """Keeps a journal, and says what it has to say in a random order, some of it twice."""
+    """Keeps a journal, and sends acks and completions in a random order, some of them twice."""
 
     def __init__(self, program, chance):
         super().__init__(program.app, "O/go", key="k", state=None)
         self.program = program
         self.chance = chance
 
-    def result(self, index):
-        """What completes an entry: a call's is what it was called with."""
+    def get_result(self, index):
+        """The result of an entry; a call returns its argument."""
         entry = self.entries[index]
         if entry.kind.name == "Call":
             return Value(value=entry.message().parameter)
@@ -116,66 +116,64 @@ class Runtime(Journal):
     def open(self):
         return [
             index
-            for index, each in enumerate(self.entries)
-            if each.kind.completable and not each.completed
+            for index, entry in enumerate(self.entries)
+            if entry.kind.completable and not entry.completed
         ]
 
-    async def duplex(self):
+    async def run_attempt(self):
         """One attempt, which breaks after a random number of stored entries; its last frame."""
-        left = self.chance.choice([0, 1, 2, 3, 99, 99])
+        storable = self.chance.choice([0, 1, 2, 3, 99, 99])
         owed = [("completion", index) for index in self.open()]
-        async with line(self.app, self.path, http="2") as made:
-            made.say(*self.replayed(owed))
+        async with open_request(self.app, self.path, http="2") as stream:
+            stream.send(*self.make_replay(owed))
             for _ in range(EXCHANGES):
-                for each in await self.settled(made):
-                    if not each.kind.entry:
-                        made.say(more=False)
-                        return each
-                    if not left:
+                for _ in range(TURNS):
+                    await asyncio.sleep(0)
+                for frame in stream.take_received():
+                    if not frame.kind.entry:
+                        stream.send(more=False)
+                        return frame
+                    if not storable:
                         return None
-                    left -= 1
-                    owed += self.stored(each)
+                    storable -= 1
+                    owed += self.store(frame)
                 if not owed or self.chance.random() < 0.1:
-                    made.say(more=False)
+                    stream.send(more=False)
                     owed.clear()
                 else:
-                    made.say(*self.spoken(owed))
+                    stream.send(*self.take_owed(owed))
             raise AssertionError(f"the stream does not end: {self.kinds}")
 
-    async def settled(self, made):
-        for _ in range(TURNS):
-            await asyncio.sleep(0)
-        return made.waiting()
-
-    def stored(self, entry):
+    def store(self, entry):
+        """Store the entry; the messages that the handler gets for it."""
         self.entries.append(entry)
         index = len(self.entries) - 1
         owed = [("ack", index)] if entry.requires_ack else []
         return owed + ([("completion", index)] if index in self.open() else [])
 
-    def replayed(self, owed):
+    def make_replay(self, owed):
         """The replay, and some completions that come before the handler has replayed anything."""
         frames = [self.start(), *self.entries]
         while owed and self.chance.random() < 0.5:
-            frames += self.spoken(owed)
+            frames += self.take_owed(owed)
         return frames
 
-    def spoken(self, owed):
-        """One thing to say, perhaps twice. It is stored before it is said."""
+    def take_owed(self, owed):
+        """One of the messages, perhaps twice. It is stored before it is sent."""
         kind, index = owed.pop(self.chance.randrange(len(owed)))
+        frame = ack(index)
         if kind == "completion":
-            result = self.result(index)
+            result = self.get_result(index)
             self.complete(index, result)
-            said = told(index, result)
-        else:
-            said = ack(index)
-        return [said] * self.chance.choice([1, 1, 2])
+            frame = completion(index, result)
+        return [frame] * self.chance.choice([1, 1, 2])
 
-    async def driven(self):
+    async def drive(self):
+        """Run attempts until the invocation ends; its output."""
         for _ in range(ATTEMPTS):
-            before = self.runs()
+            before = self.list_runs()
             executed = {number: self.program.executed[number] for number in before}
-            last = await self.duplex()
+            last = await self.run_attempt()
             assert {number: self.program.executed[number] for number in before} == executed
             if last is not None and last.kind.name == "End":
                 return self.entries[-1].message().value
@@ -184,26 +182,25 @@ class Runtime(Journal):
                 continue
             for index in self.open():
                 if last is None or self.chance.random() < 0.7:
-                    self.complete(index, self.result(index))
+                    self.complete(index, self.get_result(index))
         raise AssertionError(f"{ATTEMPTS} attempts, and no end: {self.kinds}")
 
-    def runs(self):
-        names = [each.message().name for each in self.entries if each.kind.name == "Run"]
-        return [int(name.removeprefix("run ")) for name in names]
+    def list_runs(self):
+        runs = [entry.message().name for entry in self.entries if entry.kind.name == "Run"]
+        return [int(name.removeprefix("run ")) for name in runs]
 
 
 @settings(max_examples=100)
 @given(STEPS, st.integers(0, 2**32))
-def test_a_handler_ends_the_same_whatever_comes_when(taken, seed):
-    program = Program(taken)
+def test_a_handler_ends_the_same_in_whatever_order_messages_come(steps, seed):
+    program = Program(steps)
     runtime = Runtime(program, Random(seed))
-    output = asyncio.run(runtime.driven())
+    output = asyncio.run(runtime.drive())
     executed = Counter(program.executed)
-    assert program.fits(json.loads(output))
-    # The recorded output stands in a replay, so that only one without it can return another.
+    assert program.may_return(json.loads(output))
+    # A replay keeps a recorded output; only a replay without one could return another.
     runtime.entries.pop()
-    heard = asyncio.run(runtime.attempt())
-    assert [each.kind.name for each in heard] == ["Output", "End"]
+    assert names(asyncio.run(runtime.attempt())) == ["Output", "End"]
     assert runtime.entries[-1].message().value == output
     assert program.executed == executed
-    assert set(runtime.runs()) == set(executed)
+    assert set(runtime.list_runs()) == set(executed)

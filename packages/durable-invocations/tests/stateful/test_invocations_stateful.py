@@ -1,4 +1,4 @@
-"""The store of invocations against a small model: runtimes, zombies, crashes, in any order."""
+"""The store of invocations and a small model agree: runtimes, zombies, crashes, in any order."""
 
 from __future__ import annotations
 
@@ -20,33 +20,33 @@ from durable_invocations.runtime.sql.store import SqlStore
 from durable_invocations.runtime.store import operations as op
 from durable_invocations.runtime.store.outcomes import OperationRefusal
 from runtime_support.manual_clock import Watch
-from runtime_support.runtimes.manual_runtime import Desk, DiedError, dying, value
+from runtime_support.runtimes.manual_runtime import Desk, DiedError, die_at, value
 
 OWNERS = ("one", "two")
 PATHS = ("Plain/go", "Cart/a/add", "Cart/b/add")
 ZOMBIES = 6
-"""From here on, a choice of claims is of those that were lost, too."""
-which = st.integers(0, 7)
+"""From this number on, lost claims are chosen, too."""
+numbers = st.integers(0, 7)
 entries = st.sampled_from(["run", "sleep", "awakeable", *PATHS, "send"])
 owners = st.sampled_from(OWNERS)
 
 
 @dataclass
 class Known:
-    """What the model knows of an invocation."""
+    """An invocation in the model."""
 
     path: str
     at: int
-    """Not begun before."""
+    """It does not begin before this time."""
     arrived: bool
     entries: list = field(default_factory=lambda: ["input"])
-    """What was committed; an awakeable or a sleep as ("open", what), a call as ("call", id)."""
+    """The committed entries; an awakeable or a sleep as ("open", time), a call as ("call", id)."""
     driver: tuple | None = None
     begun: bool = False
     holds: bool = False
-    """It, or who called it, has a key, which what it calls must not wait for."""
+    """It or a caller of it has a key, so its calls must not wait for that key."""
     stopped: bool = False
-    """It was canceled or killed, so that its calls may have failed."""
+    """It was canceled or killed, so its calls may have failed."""
 
 
 class InvocationsMachine(RuleBasedStateMachine):
@@ -56,13 +56,13 @@ class InvocationsMachine(RuleBasedStateMachine):
         self.engine = open_database(f"sqlite:///{self.folder}/log.db", keep_open=True)
         SqlStore(self.engine).ensure()
         self.watch = Watch()
-        self.desks = {each: Desk(self.engine, self.watch, owner=each) for each in OWNERS}
+        self.desks = {owner: Desk(self.engine, self.watch, owner=owner) for owner in OWNERS}
         self.store = self.desks["one"].store
         self.known: dict[str, Known] = {}
         self.claims: list = []
-        """Every claim that there was, also those of zombies."""
+        """All claims, those of zombies too."""
         self.lanes = defaultdict(list)
-        """The keys' invocations that arrived and have not ended, in order."""
+        """The open invocations of each key, in the order of their arrival."""
         self.results: dict = {}
         self.crash = 0
 
@@ -74,10 +74,10 @@ class InvocationsMachine(RuleBasedStateMachine):
             shutil.rmtree(self.folder)
 
     def do(self, operation, owner="one"):
-        """Do it, after a crash again; what ended is remembered once."""
+        """Do it, after a crash again, and keep the results of the invocations that it ends."""
         crash, self.crash = self.crash, 0
         try:
-            with dying(self.engine, crash):
+            with die_at(self.engine, crash):
                 (outcome,), changes = self.desks[owner].store.run([operation])
         except DiedError:
             (outcome,), changes = self.desks[owner].store.run([operation])
@@ -113,129 +113,128 @@ class InvocationsMachine(RuleBasedStateMachine):
         service, *key, handler = path.split("/")
         id_, at = ids.format_id(ids.make_id()), self.desks["one"].now + delay * 1_000
         self.add(id_, path, at if delay else 0)
-        asked = op.Submit(id=id_, service=service, handler=handler, key="".join(key), at=at)
-        assert self.do(asked).is_new
+        submission = op.Submit(id=id_, service=service, handler=handler, key="".join(key), at=at)
+        assert self.do(submission).is_new
 
     @rule(owner=owners, most=st.integers(1, 3))
     def claim(self, owner, most):
-        for claimed in self.do(op.Claim(owner=owner, most=most), owner):
-            known = self.known[claimed.id]
+        for claim in self.do(op.Claim(owner=owner, most=most), owner):
+            known = self.known[claim.id]
             assert known.driver is None
-            assert claimed.id not in self.results
-            assert claimed.fence == 1 + max(
-                (each.fence for each in self.claims if each.id == claimed.id), default=0
-            )
-            assert len(claimed.journal) == len(known.entries)
+            assert claim.id not in self.results
+            fences = [earlier.fence for earlier in self.claims if earlier.id == claim.id]
+            assert claim.fence == 1 + max(fences, default=0)
+            assert len(claim.journal) == len(known.entries)
             if known.path.startswith("Cart"):
-                assert self.lanes[known.path][0] == claimed.id
-            known.driver, known.begun = (owner, claimed.fence), True
-            self.claims.append(claimed)
+                assert self.lanes[known.path][0] == claim.id
+            known.driver, known.begun = (owner, claim.fence), True
+            self.claims.append(claim)
 
-    def chosen(self, at):
-        """A claim, sometimes of a zombie; whether it still holds, and the invocation."""
+    def choose_claim(self, number):
+        """A claim, sometimes of a zombie."""
         if not any(known.driver for known in self.known.values()):
-            self.submit(PATHS[at % len(PATHS)], 0)
-            self.claim(OWNERS[at % 2], 3)
-        held = [each for each in self.claims if self.holds(each)]
-        some = held if held and at < ZOMBIES else self.claims
-        claimed = some[-1 - at % len(some)]
-        return claimed, self.holds(claimed), self.known[claimed.id]
+            self.submit(PATHS[number % len(PATHS)], 0)
+            self.claim(OWNERS[number % 2], 3)
+        valid = [claim for claim in self.claims if self.is_valid(claim)]
+        claims = valid if valid and number < ZOMBIES else self.claims
+        return claims[-1 - number % len(claims)]
 
-    def holds(self, claimed):
-        driver = self.known[claimed.id].driver
-        return driver is not None and driver[1] == claimed.fence
+    def is_valid(self, claim):
+        driver = self.known[claim.id].driver
+        return driver is not None and driver[1] == claim.fence
 
-    def owner_of(self, known):
+    def get_owner(self, known):
         return known.driver[0] if known.driver else "one"
 
-    @rule(at=which, some=st.lists(entries, min_size=1, max_size=4))
-    def commit(self, at, some):
-        claimed, holds, known = self.chosen(at)
-        for what in some:
-            self.commit_one(claimed, holds, known, what)
+    @rule(number=numbers, kinds=st.lists(entries, min_size=1, max_size=4))
+    def commit(self, number, kinds):
+        claim = self.choose_claim(number)
+        for kind in kinds:
+            self.commit_one(claim, kind)
 
-    def commit_one(self, claimed, holds, known, what):
+    def commit_one(self, claim, kind):
+        valid, known = self.is_valid(claim), self.known[claim.id]
         index = len(known.entries)
-        what = "Plain/go" if known.holds and what.startswith("Cart") else what
+        kind = "Plain/go" if known.holds and kind.startswith("Cart") else kind
         now = self.desks["one"].now
-        if what == "run":
+        if kind == "run":
             message, entry = pb.RunEntryMessage(value=b"x"), "run"
-        elif what == "sleep":
+        elif kind == "sleep":
             message = pb.SleepEntryMessage(wake_up_time=now + 5_000)
             entry = ("open", now + 5_000)
-        elif what == "awakeable":
+        elif kind == "awakeable":
             message, entry = pb.AwakeableEntryMessage(), ("open", None)
-        elif what == "send":
+        elif kind == "send":
             message = pb.OneWayCallEntryMessage(service_name="Plain", handler_name="go")
             entry = "send"
         else:
-            service, *key, handler = what.split("/")
+            service, *key, handler = kind.split("/")
             message = pb.CallEntryMessage(
                 service_name=service, handler_name=handler, key="".join(key)
             )
             entry = "call"
-        canceled = self.store.invocation(claimed.id).canceled
-        asked = op.CommitEntry(
-            id=claimed.id, fence=claimed.fence, index=index, frame=make_frame(message)
+        canceled = self.store.invocation(claim.id).canceled
+        commit = op.CommitEntry(
+            id=claim.id, fence=claim.fence, index=index, frame=make_frame(message)
         )
-        outcome = self.do(asked, self.owner_of(known))
-        assert isinstance(outcome, OperationRefusal) != holds
-        if not holds:
+        outcome = self.do(commit, self.get_owner(known))
+        assert isinstance(outcome, OperationRefusal) != valid
+        if not valid:
             assert outcome.fenced
             return
-        # Whoever did not hear of it commits it again.
-        assert self.do(asked, self.owner_of(known)).index == index
-        child = self.store.read_journal(claimed.id)[index].child
+        # A runtime that does not know the outcome commits it again.
+        assert self.do(commit, self.get_owner(known)).index == index
+        child = self.store.read_journal(claim.id)[index].child
         if child:
             assert child not in self.known
-            waited = entry == "call"
-            self.add(child, what if waited else "Plain/go", 0, holds=waited and known.holds)
-            entry = ("call", child) if entry == "call" else entry
-        if canceled and what not in {"run", "send"}:
+            waits = entry == "call"
+            self.add(child, kind if waits else "Plain/go", 0, holds=waits and known.holds)
+            entry = ("call", child) if waits else entry
+        if canceled and kind not in {"run", "send"}:
             assert outcome.result.code == 409
             entry = "run"
         known.entries.append(entry)
 
-    def completable(self, id_, *, only_open):
+    def list_completable(self, id_, *, only_open):
         return [
-            each.index
-            for each in self.store.read_journal(id_)
-            if each.frame.kind.completable and not (only_open and each.frame.completed)
+            entry.index
+            for entry in self.store.read_journal(id_)
+            if entry.frame.kind.completable and not (only_open and entry.frame.completed)
         ]
 
-    def open_entries(self, id_):
-        return self.completable(id_, only_open=True)
+    def list_open(self, id_):
+        return self.list_completable(id_, only_open=True)
 
-    @rule(at=which, how=st.sampled_from(["suspend", "finish", "fail", "retry later"]))
-    def leave(self, at, how):
-        self.leave_one(self.chosen(at)[0], how, only_open=at % 2 == 0)
+    @rule(number=numbers, end=st.sampled_from(["suspend", "finish", "fail", "retry later"]))
+    def leave(self, number, end):
+        self.leave_one(self.choose_claim(number), end, only_open=number % 2 == 0)
 
-    def leave_one(self, claimed, how, *, only_open=True):
-        holds, known = self.holds(claimed), self.known[claimed.id]
-        owner, now = self.owner_of(known), self.desks["one"].now
-        fenced = {"id": claimed.id, "fence": claimed.fence}
-        if how == "finish":
-            output = make_frame(pb.OutputEntryMessage(value=claimed.id.encode()))
-            asked = op.CommitEntry(**fenced, index=len(known.entries), frame=output)
-            assert isinstance(self.do(asked, owner), OperationRefusal) != holds
+    def leave_one(self, claim, end, *, only_open=True):
+        valid, known = self.is_valid(claim), self.known[claim.id]
+        owner, now = self.get_owner(known), self.desks["one"].now
+        fenced = {"id": claim.id, "fence": claim.fence}
+        if end == "finish":
+            output = make_frame(pb.OutputEntryMessage(value=claim.id.encode()))
+            commit = op.CommitEntry(**fenced, index=len(known.entries), frame=output)
+            assert isinstance(self.do(commit, owner), OperationRefusal) != valid
             outcome = self.do(op.Finish(**fenced), owner)
-            if holds:
+            if valid:
                 known.entries.append("output")
-                assert self.results[claimed.id] == value(claimed.id.encode())
-        elif how == "suspend":
-            indexes = self.completable(claimed.id, only_open=only_open) if holds else [0]
+                assert self.results[claim.id] == value(claim.id.encode())
+        elif end == "suspend":
+            indexes = self.list_completable(claim.id, only_open=only_open) if valid else [0]
             if not indexes:
                 return
             outcome = self.do(op.Suspend(**fenced, indexes=tuple(indexes)), owner)
         else:
-            later = 5_000 if how == "retry later" else 0
+            later = 5_000 if end == "retry later" else 0
             error = self.desks["one"].error
             outcome = self.do(op.Fail(**fenced, error=error, next_at=now + later), owner)
-        assert isinstance(outcome, OperationRefusal) != holds
-        if holds:
+        assert isinstance(outcome, OperationRefusal) != valid
+        if valid:
             known.driver = None
 
-    def made_awakeables(self):
+    def list_awakeables(self):
         return [
             (id_, index)
             for id_, known in self.known.items()
@@ -243,15 +242,14 @@ class InvocationsMachine(RuleBasedStateMachine):
             if entry == ("open", None)
         ]
 
-    @rule(at=which)
-    def complete_an_awakeable(self, at):
-        some = self.made_awakeables()
-        if some:
-            id_, index = some[at % len(some)]
+    @rule(number=numbers)
+    def complete_an_awakeable(self, number):
+        if names := self.list_awakeables():
+            id_, index = names[number % len(names)]
             name = awakeables.make_awakeable_id(ids.parse_id(id_), index)
-            was_open = index in self.open_entries(id_)
-            asked = op.CompleteAwakeable(awakeable=name, result=value(b"v"))
-            assert self.do(asked, "two").changed == was_open
+            was_open = index in self.list_open(id_)
+            completion = op.CompleteAwakeable(awakeable=name, result=value(b"v"))
+            assert self.do(completion, "two").changed == was_open
 
     @rule(seconds=st.sampled_from([1, 5]))
     def wait(self, seconds):
@@ -274,22 +272,22 @@ class InvocationsMachine(RuleBasedStateMachine):
     @rule(owner=owners)
     def a_runtime_dies_and_is_recovered(self, owner):
         beat = self.store.read_beats().get(owner)
-        driven = [known for known in self.known.values() if self.owner_of(known) == owner]
-        driven = [known for known in driven if known.driver]
+        driven = [known for known in self.known.values() if known.driver]
+        driven = [known for known in driven if self.get_owner(known) == owner]
         if beat is not None:
             assert self.do(op.Recover(beats=((owner, beat),)), "two") == len(driven)
             for known in driven:
                 known.driver = None
 
-    @rule(at=which, how=st.sampled_from([op.Cancel, op.Kill]))
-    def stop(self, at, how):
-        id_ = list(self.known)[-1 - at % len(self.known)]
+    @rule(number=numbers, operation=st.sampled_from([op.Cancel, op.Kill]))
+    def stop(self, number, operation):
+        id_ = list(self.known)[-1 - number % len(self.known)]
         known = self.known[id_]
         ended = id_ in self.results
-        outcome = self.do(how(id=id_), "two")
+        outcome = self.do(operation(id=id_), "two")
         assert not (ended and outcome.changed)
         self.forget_children(known)
-        if how is op.Kill or not known.begun:
+        if operation is op.Kill or not known.begun:
             assert id_ in self.results
 
     def forget_children(self, known):
@@ -301,14 +299,14 @@ class InvocationsMachine(RuleBasedStateMachine):
                     self.forget_children(child)
 
     @invariant()
-    def each_is_there_once_and_ended_once(self):
-        shown = {each.id: each for each in self.store.invocations()}
-        assert shown.keys() == self.known.keys()
-        found = {id_: each.result for id_, each in shown.items() if each.result is not None}
-        assert found == self.results
+    def every_invocation_exists_once_and_has_ended_once(self):
+        invocations = {invocation.id: invocation for invocation in self.store.invocations()}
+        assert invocations.keys() == self.known.keys()
+        results = {id_: invocation.result for id_, invocation in invocations.items()}
+        assert {id_: end for id_, end in results.items() if end is not None} == self.results
 
     @invariant()
-    def a_call_ends_with_what_it_called(self):
+    def a_call_has_the_result_of_its_invocation(self):
         for id_, known in self.known.items():
             calls = [
                 (index, entry[1])
@@ -326,14 +324,15 @@ class InvocationsMachine(RuleBasedStateMachine):
                     assert get_result(entry.message()) == self.results[child]
 
     @invariant()
-    def nobody_sleeps_through_what_it_waits_for(self):
-        for each in self.store.invocations():
-            if each.status.label == "suspended":
-                assert set(each.waits) <= set(self.open_entries(each.id))
-            assert (each.status.label == "running") == (self.known[each.id].driver is not None)
+    def suspended_invocations_wait_for_open_entries(self):
+        for invocation in self.store.invocations():
+            label, known = invocation.status.label, self.known[invocation.id]
+            if label == "suspended":
+                assert set(invocation.waits) <= set(self.list_open(invocation.id))
+            assert (label == "running") == (known.driver is not None)
 
     def drain(self):
-        """Let everything end: nothing is stuck, and the keys' orders hold to the last."""
+        """Let all invocations end: none is stuck, and those of a key keep their order."""
         self.crash = 0
         for owner in OWNERS:
             self.a_runtime_dies_and_is_recovered(owner)
@@ -341,13 +340,13 @@ class InvocationsMachine(RuleBasedStateMachine):
             if self.results.keys() == self.known.keys():
                 return
             self.wait(5)
-            for at in range(len(self.made_awakeables())):
-                self.complete_an_awakeable(at)
+            for number in range(len(self.list_awakeables())):
+                self.complete_an_awakeable(number)
             self.claim("one", 3)
-            for claimed in self.claims[-3:]:
-                for how in ("suspend", "finish"):
-                    if self.holds(claimed):
-                        self.leave_one(claimed, how)
+            for claim in self.claims[-3:]:
+                for end in ("suspend", "finish"):
+                    if self.is_valid(claim):
+                        self.leave_one(claim, end)
         raise AssertionError(sorted(self.known.keys() - self.results.keys()))
 
 

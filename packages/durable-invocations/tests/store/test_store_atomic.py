@@ -15,9 +15,9 @@ from runtime_support.runtimes.manual_runtime import (
     TABLES,
     Desk,
     DiedError,
-    awakeable_of,
-    dying,
-    submission,
+    die_at,
+    make_awakeable_id,
+    make_submission,
     value,
 )
 
@@ -41,7 +41,7 @@ def commit(claimed, index, message):
 
 def awaiting(desk, path, *messages):
     """An invocation that is suspended on the entries."""
-    mine = desk.begun(path)
+    mine = desk.begin(path)
     for message in messages:
         desk.commit(mine, message)
     desk.suspend(mine, *range(1, len(messages) + 1))
@@ -49,53 +49,53 @@ def awaiting(desk, path, *messages):
 
 
 def a_call(desk):
-    return commit(desk.begun(), 1, CART)
+    return commit(desk.begin(), 1, CART)
 
 
 def a_call_of_a_key_that_is_taken(desk):
-    desk.begun("Cart/k/add")
-    return commit(desk.begun(), 1, CART)
+    desk.begin("Cart/k/add")
+    return commit(desk.begin(), 1, CART)
 
 
 def a_delayed_call(desk):
     at = desk.now + 1_000
     later = pb.OneWayCallEntryMessage(service_name="Plain", handler_name="go", invoke_time=at)
-    return commit(desk.begun(), 1, later)
+    return commit(desk.begin(), 1, later)
 
 
 def a_sleep(desk):
-    return commit(desk.begun(), 1, pb.SleepEntryMessage(wake_up_time=desk.now + 1_000))
+    return commit(desk.begin(), 1, pb.SleepEntryMessage(wake_up_time=desk.now + 1_000))
 
 
 def a_state_that_is_set(desk):
-    return commit(desk.begun("Cart/k/add"), 1, pb.SetStateEntryMessage(key=b"n", value=b"1"))
+    return commit(desk.begin("Cart/k/add"), 1, pb.SetStateEntryMessage(key=b"n", value=b"1"))
 
 
 def a_promise_that_is_waited_for(desk):
     awaiting(desk, "Signup/me/run", pb.GetPromiseEntryMessage(key="mail"))
     completes = pb.CompletePromiseEntryMessage(key="mail", completion_value=b"ok")
-    return commit(desk.begun("Signup/me/poke"), 1, completes)
+    return commit(desk.begin("Signup/me/poke"), 1, completes)
 
 
 def an_awakeable_that_is_waited_for(desk):
     mine = awaiting(desk, "Plain/go", pb.AwakeableEntryMessage())
-    completes = pb.CompleteAwakeableEntryMessage(id=awakeable_of(mine, 1), value=b"v")
-    return commit(desk.begun(), 1, completes)
+    completes = pb.CompleteAwakeableEntryMessage(id=make_awakeable_id(mine, 1), value=b"v")
+    return commit(desk.begin(), 1, completes)
 
 
 def an_awakeable_that_came_early(desk):
-    mine = desk.begun()
-    desk.do(op.CompleteAwakeable(awakeable=awakeable_of(mine, 1), result=value(b"v")))
+    mine = desk.begin()
+    desk.do(op.CompleteAwakeable(awakeable=make_awakeable_id(mine, 1), result=value(b"v")))
     return commit(mine, 1, pb.AwakeableEntryMessage())
 
 
 def a_cancellation(desk):
     mine = awaiting(desk, "Plain/go", CALL, pb.AwakeableEntryMessage())
-    return commit(desk.begun(), 1, pb.CancelInvocationEntryMessage(invocation_id=mine.id))
+    return commit(desk.begin(), 1, pb.CancelInvocationEntryMessage(invocation_id=mine.id))
 
 
 def an_end_that_others_wait_for(desk):
-    first = desk.begun("Cart/k/add")
+    first = desk.begin("Cart/k/add")
     desk.submit("Cart/k/add")
     target = pb.AttachInvocationEntryMessage(invocation_id=first.id)
     awaiting(desk, "Plain/go", target)
@@ -117,7 +117,7 @@ def what_is_due(desk):
 
 
 def a_submission(desk):
-    return submission("Cart/k/add", idempotency_key="a")
+    return make_submission("Cart/k/add", idempotency_key="a")
 
 
 def a_claim(desk):
@@ -131,7 +131,7 @@ def a_deployment(_desk):
 
 
 def what_is_over(desk):
-    desk.finish(desk.begun("Signup/me/run"))
+    desk.finish(desk.begin("Signup/me/run"))
     desk.watch.move(90_000)
     return op.Prune(now=desk.now)
 
@@ -151,7 +151,7 @@ def test_nothing_of_an_operation_that_dies_is_seen(desk, engine, scene):
     before, died = everything(engine), 0
     while True:
         try:
-            with dying(engine, died + 1):
+            with die_at(engine, died + 1):
                 desk.do(operation)
         except DiedError:
             died += 1
@@ -177,7 +177,7 @@ from durable_invocations.runtime.store import operations as op
 from durable_invocations.runtime.sql.database import open_database
 engine = open_database(sys.argv[1])
 desk = Desk(engine)
-mine = desk.begun()
+mine = desk.begin()
 print(mine.id, flush=True)
 def before(_connection, _cursor, statement, *_):
     if statement.startswith(sys.argv[2]):

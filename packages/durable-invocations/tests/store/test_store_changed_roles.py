@@ -51,7 +51,7 @@ def test_what_is_delayed_arrives_as_its_handler_is_by_then(desk):
 
 
 def test_what_waits_at_a_handler_that_becomes_shared_goes_at_once(desk):
-    holder = desk.begun("Cart/k/add")
+    holder = desk.begin("Cart/k/add")
     waiting = [desk.submit("Cart/k/add").id for _ in range(2)]
     become(desk, add=SHARED)
     assert in_turn(desk) == [waiting]
@@ -62,7 +62,7 @@ def test_what_waits_at_a_handler_that_becomes_shared_goes_at_once(desk):
 
 
 def test_what_has_begun_keeps_its_key_until_it_ends(desk):
-    holder = desk.begun("Cart/k/add")
+    holder = desk.begin("Cart/k/add")
     become(desk, add=SHARED, look=EXCLUSIVE)
     look = desk.submit("Cart/k/look").id
     assert desk.claim() == ()

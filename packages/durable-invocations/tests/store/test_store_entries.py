@@ -15,7 +15,7 @@ from durable_invocations.runtime.store.outcomes import (
     CommittedEntry,
     OperationRefusal,
 )
-from runtime_support.runtimes.manual_runtime import CANCELED, awakeable_of, value
+from runtime_support.runtimes.manual_runtime import CANCELED, make_awakeable_id, value
 
 NOBODY = ids.format_id(bytes(16))
 
@@ -26,7 +26,7 @@ def call(path, *, of=pb.CallEntryMessage, **more):
 
 
 def test_a_run_is_stored_as_it_is_and_replayed(desk):
-    mine = desk.begun(argument=b"in", headers=(("trace", "1"),))
+    mine = desk.begin(argument=b"in", headers=(("trace", "1"),))
     sent = pb.RunEntryMessage(value=b"ran", name="charge")
     assert desk.commit(mine, sent, requires_ack=True) == CommittedEntry(index=1)
     assert desk.commit(mine, pb.RunEntryMessage(failure=pb.Failure(code=400))) == CommittedEntry(
@@ -43,7 +43,7 @@ def test_a_run_is_stored_as_it_is_and_replayed(desk):
 
 
 def test_an_entry_is_committed_once_and_only_as_the_next(desk):
-    mine = desk.begun()
+    mine = desk.begin()
     assert desk.commit(mine, call("Plain/go", of=pb.OneWayCallEntryMessage)) == CommittedEntry(
         index=1
     )
@@ -57,7 +57,7 @@ def test_an_entry_is_committed_once_and_only_as_the_next(desk):
 
 
 def test_an_entry_that_came_completed_does_nothing(desk):
-    mine = desk.begun("Cart/k/add")
+    mine = desk.begin("Cart/k/add")
     sleep = pb.SleepEntryMessage(wake_up_time=desk.now + 1_000)
     sleep.empty.SetInParent()
     call_ = call("Plain/go", value=b"known")
@@ -71,7 +71,7 @@ def test_an_entry_that_came_completed_does_nothing(desk):
 
 
 def test_custom_entries_are_kept_with_their_bits(desk):
-    mine = desk.begun()
+    mine = desk.begin()
     sent = Frame.of(0xFC07, 0x8123, b"\x62\x03own")
     asked = op.CommitEntry(id=mine.id, fence=mine.fence, index=1, frame=sent)
     assert desk.do(asked) == CommittedEntry(index=1)
@@ -88,11 +88,11 @@ def test_custom_entries_are_kept_with_their_bits(desk):
     "message", [pb.InputEntryMessage(value=b"x"), pb.EndMessage(), pb.StartMessage()]
 )
 def test_what_no_handler_makes_is_refused(desk, message):
-    assert desk.commit(desk.begun(), message).code == 571
+    assert desk.commit(desk.begin(), message).code == 571
 
 
 def test_state_is_of_a_key_and_complete_at_once(desk):
-    mine = desk.begun("Cart/k/add")
+    mine = desk.begin("Cart/k/add")
     get = pb.GetStateEntryMessage(key=b"n\0")
     assert desk.commit(mine, get).result == EMPTY
     desk.commit(mine, pb.SetStateEntryMessage(key=b"n\0", value=b"1"))
@@ -103,7 +103,7 @@ def test_state_is_of_a_key_and_complete_at_once(desk):
         b"a",
         b"n\0",
     ]
-    other = desk.begun("Cart/l/look")
+    other = desk.begin("Cart/l/look")
     assert desk.commit(other, get).result == EMPTY
     desk.commit(other, pb.SetStateEntryMessage(key=b"n\0", value=b"kept"))
     desk.commit(mine, pb.ClearStateEntryMessage(key=b"n\0"))
@@ -120,13 +120,13 @@ def test_state_is_of_a_key_and_complete_at_once(desk):
 
 
 def test_state_without_a_key_is_refused(desk):
-    mine = desk.begun()
+    mine = desk.begin()
     for message in (pb.GetStateEntryMessage(key=b"n"), pb.SetStateEntryMessage(key=b"n")):
         assert desk.commit(mine, message).code == 571
 
 
 def test_a_claim_brings_the_state_or_a_part_of_it(desk):
-    mine = desk.begun("Cart/k/add")
+    mine = desk.begin("Cart/k/add")
     assert (mine.state, mine.partial_state) == ((), False)
     for name in (b"a", b"b", b"c"):
         desk.commit(mine, pb.SetStateEntryMessage(key=name, value=b"x" * 9))
@@ -139,7 +139,7 @@ def test_a_claim_brings_the_state_or_a_part_of_it(desk):
 
 
 def test_a_sleep_ends_at_its_time(desk):
-    mine = desk.begun()
+    mine = desk.begin()
     until = desk.now + 60_000
     assert desk.commit(mine, pb.SleepEntryMessage(wake_up_time=until)) == CommittedEntry(index=1)
     assert desk.commit(mine, pb.SleepEntryMessage(wake_up_time=desk.now)).result == EMPTY
@@ -157,7 +157,7 @@ def test_a_sleep_ends_at_its_time(desk):
 
 
 def test_a_call_is_completed_by_the_end_of_what_it_calls(desk):
-    mine = desk.begun()
+    mine = desk.begin()
     asked = call("Cart/k/add", parameter=b"2")
     asked.headers.add(key="a", value="b")
     assert desk.commit(mine, asked) == CommittedEntry(index=1)
@@ -176,7 +176,7 @@ def test_a_call_is_completed_by_the_end_of_what_it_calls(desk):
 
 
 def test_a_call_fails_with_what_it_calls(desk):
-    mine = desk.begun()
+    mine = desk.begin()
     desk.commit(mine, call("Plain/go"))
     desk.suspend(mine, 1)
     (child,) = desk.claim()
@@ -198,7 +198,7 @@ def test_a_call_fails_with_what_it_calls(desk):
 )
 @pytest.mark.parametrize("of", [pb.CallEntryMessage, pb.OneWayCallEntryMessage])
 def test_calls_that_cannot_be_are_refused_and_what_follows_too(desk, asked, code, culprit, of):
-    mine = desk.begun()
+    mine = desk.begin()
     wrong = of.FromString(asked.SerializeToString()) if of is pb.CallEntryMessage else None
     message = wrong or call(
         "/".join(filter(None, (asked.service_name, asked.key, asked.handler_name))),
@@ -215,7 +215,7 @@ def test_calls_that_cannot_be_are_refused_and_what_follows_too(desk, asked, code
 
 
 def test_a_one_way_call_begins_now_or_at_its_time(desk):
-    mine = desk.begun()
+    mine = desk.begin()
     at = desk.now + 5_000
     for when in (0, desk.now - 1, at):
         asked = call("Plain/go", of=pb.OneWayCallEntryMessage, invoke_time=when)
@@ -228,7 +228,7 @@ def test_a_one_way_call_begins_now_or_at_its_time(desk):
 
 
 def test_a_call_under_a_used_idempotency_key_waits_for_the_first(desk):
-    mine = desk.begun()
+    mine = desk.begin()
     first = desk.submit("Plain/go", idempotency_key="a").id
     desk.commit(mine, call("Plain/go", idempotency_key="a"))
     desk.suspend(mine, 1)
@@ -241,12 +241,12 @@ def test_a_call_under_a_used_idempotency_key_waits_for_the_first(desk):
 
 
 def test_an_awakeable_is_completed_by_its_id_once(desk):
-    mine = desk.begun()
+    mine = desk.begin()
     desk.commit(mine, pb.AwakeableEntryMessage())
     desk.commit(mine, pb.AwakeableEntryMessage())
     desk.suspend(mine, 1, 2)
-    theirs = desk.begun()
-    id_ = awakeable_of(mine, 2)
+    theirs = desk.begin()
+    id_ = make_awakeable_id(mine, 2)
     assert desk.commit(
         theirs, pb.CompleteAwakeableEntryMessage(id=id_, value=b"v")
     ) == CommittedEntry(index=1)
@@ -258,12 +258,12 @@ def test_an_awakeable_is_completed_by_its_id_once(desk):
 
 
 def test_what_a_suspended_invocation_does_not_wait_for_leaves_it_suspended(desk):
-    mine = desk.begun()
+    mine = desk.begin()
     for _ in range(3):
         desk.commit(mine, pb.AwakeableEntryMessage())
     desk.suspend(mine, 1, 2)
     for index, status in ((3, "suspended"), (1, "ready")):
-        asked = op.CompleteAwakeable(awakeable=awakeable_of(mine, index), result=value(b"v"))
+        asked = op.CompleteAwakeable(awakeable=make_awakeable_id(mine, index), result=value(b"v"))
         assert desk.do(asked) == ChangeOutcome()
         assert desk.status(mine.id) == status
     (woken,) = desk.claim()
@@ -271,8 +271,8 @@ def test_what_a_suspended_invocation_does_not_wait_for_leaves_it_suspended(desk)
 
 
 def test_an_awakeable_may_be_completed_before_its_entry_is_stored(desk):
-    mine = desk.begun()
-    early = op.CompleteAwakeable(awakeable=awakeable_of(mine, 2), result=value(b"quick"))
+    mine = desk.begin()
+    early = op.CompleteAwakeable(awakeable=make_awakeable_id(mine, 2), result=value(b"quick"))
     assert desk.do(early) == ChangeOutcome()
     assert desk.do(early) == ChangeOutcome(changed=False)
     assert desk.commit(mine, pb.AwakeableEntryMessage()).result is None
@@ -280,20 +280,20 @@ def test_an_awakeable_may_be_completed_before_its_entry_is_stored(desk):
 
 
 def test_an_unknown_awakeable_is_refused(desk):
-    mine, gone = desk.begun(), desk.begun()
+    mine, gone = desk.begin(), desk.begin()
     desk.commit(mine, pb.RunEntryMessage(value=b"x"))
     desk.finish(gone)
-    ids_ = ["prom_1", "x", awakeables.make_awakeable_id(bytes(16), 1), awakeable_of(mine, 1)]
-    ids_ += [awakeable_of(mine, 2_000), awakeable_of(gone, 7)]
+    ids_ = ["prom_1", "x", awakeables.make_awakeable_id(bytes(16), 1), make_awakeable_id(mine, 1)]
+    ids_ += [make_awakeable_id(mine, 2_000), make_awakeable_id(gone, 7)]
     for each in ids_:
         asked = pb.CompleteAwakeableEntryMessage(id=each, value=b"")
         assert desk.commit(mine, asked).code == 404
-    asked = pb.CompleteAwakeableEntryMessage(id=awakeable_of(mine, 1))
+    asked = pb.CompleteAwakeableEntryMessage(id=make_awakeable_id(mine, 1))
     assert desk.commit(mine, asked).code == 571
 
 
 def test_promises_are_of_a_workflows_key(desk):
-    run, poke = desk.begun("Signup/me/run"), desk.begun("Signup/me/poke")
+    run, poke = desk.begin("Signup/me/run"), desk.begin("Signup/me/poke")
     assert desk.commit(run, pb.PeekPromiseEntryMessage(key="mail")).result == EMPTY
     assert desk.commit(run, pb.GetPromiseEntryMessage(key="mail")).result is None
     desk.suspend(run, 2)
@@ -304,7 +304,7 @@ def test_promises_are_of_a_workflows_key(desk):
     assert again.journal[2].message().value == b"ok"
     assert desk.commit(again, pb.GetPromiseEntryMessage(key="mail")).result == value(b"ok")
     assert desk.commit(again, pb.PeekPromiseEntryMessage(key="mail")).result == value(b"ok")
-    other = desk.begun("Signup/you/run")
+    other = desk.begin("Signup/you/run")
     assert desk.commit(other, pb.PeekPromiseEntryMessage(key="mail")).result == EMPTY
     no = pb.CompletePromiseEntryMessage(key="mail", completion_failure=pb.Failure(code=410))
     assert desk.commit(other, no).result == EMPTY
@@ -313,13 +313,13 @@ def test_promises_are_of_a_workflows_key(desk):
 
 def test_promises_elsewhere_are_refused(desk):
     for path in ("Plain/go", "Cart/k/add"):
-        assert desk.commit(desk.begun(path), pb.GetPromiseEntryMessage(key="mail")).code == 571
-    run = desk.begun("Signup/me/run")
+        assert desk.commit(desk.begin(path), pb.GetPromiseEntryMessage(key="mail")).code == 571
+    run = desk.begin("Signup/me/run")
     assert desk.commit(run, pb.CompletePromiseEntryMessage(key="mail")).code == 571
 
 
 def test_the_id_of_a_call_is_told(desk):
-    mine = desk.begun()
+    mine = desk.begin()
     desk.commit(mine, call("Plain/go"))
     desk.commit(mine, call("Plain/go", of=pb.OneWayCallEntryMessage))
     children = [each.child for each in desk.store.read_journal(mine.id)[1:]]
@@ -336,7 +336,7 @@ def test_invocations_are_attached_to_and_looked_at_by_every_target(desk):
     keyed = desk.submit("Cart/k/look", idempotency_key="b").id
     run = desk.submit("Signup/me/run").id
     claimed = {each.id: each for each in desk.claim()}
-    mine = desk.begun()
+    mine = desk.begin()
     desk.commit(mine, call("Plain/go"))
     (child,) = desk.claim()
     same = pb.IdempotentRequestTarget
@@ -380,7 +380,7 @@ def test_invocations_are_attached_to_and_looked_at_by_every_target(desk):
 
 
 def test_targets_that_are_not_there(desk):
-    mine = desk.begun()
+    mine = desk.begin()
     nowhere = pb.WorkflowTarget(workflow_name="Signup", workflow_key="who")
     once = pb.IdempotentRequestTarget(
         service_name="Object", service_key="k", handler_name="go", idempotency_key="once"
@@ -399,8 +399,8 @@ def test_targets_that_are_not_there(desk):
 
 
 def test_an_invocation_is_canceled_by_id_or_call(desk):
-    mine = desk.begun()
-    begun = desk.begun()
+    mine = desk.begin()
+    begun = desk.begin()
     desk.commit(begun, pb.AwakeableEntryMessage())
     desk.suspend(begun, 1)
     desk.commit(mine, call("Plain/go", of=pb.OneWayCallEntryMessage))
@@ -419,7 +419,7 @@ def test_an_invocation_is_canceled_by_id_or_call(desk):
 
 
 def test_an_invocation_that_cancels_itself_meets_it_at_the_next_wait(desk):
-    mine = desk.begun()
+    mine = desk.begin()
     desk.commit(mine, pb.CancelInvocationEntryMessage(invocation_id=mine.id))
     sleep = pb.SleepEntryMessage(wake_up_time=desk.now + 1_000)
     assert desk.commit(mine, sleep).result == CANCELED
@@ -428,7 +428,7 @@ def test_an_invocation_that_cancels_itself_meets_it_at_the_next_wait(desk):
 
 def test_names_with_a_nul_are_refused_or_found_nowhere(desk):
     """PostgreSQL takes them for errors, which would leave the invocation to nobody."""
-    mine = desk.begun()
+    mine = desk.begin()
     for path in ("a\0b/go", "Plain/go\0"):
         sent = call(path, of=pb.OneWayCallEntryMessage)
         assert desk.commit(mine, sent).code == 400
@@ -442,8 +442,8 @@ def test_names_with_a_nul_are_refused_or_found_nowhere(desk):
 
 def test_however_many_wait_for_one_each_is_told_in_statements_of_bounded_size(desk, monkeypatch):
     monkeypatch.setattr(completing, "AT_ONCE", 4)
-    target = desk.begun()
-    waiting = [desk.begun() for _ in range(20)]
+    target = desk.begin()
+    waiting = [desk.begin() for _ in range(20)]
     for each in waiting:
         desk.commit(each, pb.AttachInvocationEntryMessage(invocation_id=target.id))
         desk.suspend(each, 1)

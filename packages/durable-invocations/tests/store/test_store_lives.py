@@ -21,8 +21,8 @@ from runtime_support.runtimes.manual_runtime import (
     FIRST,
     SERVICES,
     TABLES,
-    awakeable_of,
-    submission,
+    make_awakeable_id,
+    make_submission,
     value,
 )
 
@@ -54,7 +54,7 @@ def test_an_idempotency_key_is_of_a_handler_and_a_key(desk):
 
 def test_submissions_of_one_transaction_share_an_idempotency_key(desk):
     keys = ("a", "a", "b", None, None)
-    outcomes, changes = desk.store.run([submission(idempotency_key=key) for key in keys])
+    outcomes, changes = desk.store.run([make_submission(idempotency_key=key) for key in keys])
     assert [each.is_new for each in outcomes] == [True, False, True, True, True]
     assert outcomes[1].id == outcomes[0].id
     assert changes.ready
@@ -109,7 +109,7 @@ def test_exclusive_invocations_of_a_key_go_one_by_one_in_order(desk):
 
 
 def test_exclusive_submissions_of_one_transaction_keep_their_order(desk):
-    outcomes, _ = desk.store.run([submission(f"Cart/{key}/add") for key in "kklk"])
+    outcomes, _ = desk.store.run([make_submission(f"Cart/{key}/add") for key in "kklk"])
     order = []
     while claimed := desk.claim():
         order += [each.id for each in claimed if each.key == "k"]
@@ -119,7 +119,7 @@ def test_exclusive_submissions_of_one_transaction_keep_their_order(desk):
 
 
 def test_a_submission_that_is_repeated_holds_up_no_others_of_its_key(desk):
-    first, second = submission("Cart/k/add"), submission("Cart/k/add")
+    first, second = make_submission("Cart/k/add"), make_submission("Cart/k/add")
     desk.do(first)
     (mine,) = desk.claim()
     desk.finish(mine)
@@ -185,7 +185,7 @@ def test_a_claim_takes_the_oldest_and_fences_others_off(desk, other):
 
 
 def test_a_claim_that_was_lost_is_freed_though_an_older_attempt_is_still_held(desk):
-    mine = desk.begun()
+    mine = desk.begin()
     desk.commit(mine, pb.RunEntryMessage(value=b"x"), requires_ack=True)
     desk.suspend(mine, 1)
     (lost,) = desk.claim()
@@ -197,7 +197,7 @@ def test_a_claim_that_was_lost_is_freed_though_an_older_attempt_is_still_held(de
 
 
 def test_a_begun_invocation_stays_with_its_deployment(desk):
-    mine = desk.begun()
+    mine = desk.begin()
     first = mine.deployment
     newer = Deployment(id="second", url="http://127.0.0.1:9081", http=2, versions=(2, 3))
     services = tuple(desk.store.services().values())
@@ -219,7 +219,7 @@ def test_a_claim_leaves_what_is_of_a_deployment_that_it_is_told(desk):
 
 
 def test_it_may_wait_for_more_entries_than_a_statement_takes(desk, engine):
-    mine = desk.begun()
+    mine = desk.begin()
     desk.commit(mine, pb.AwakeableEntryMessage())
     with few_parameters(engine):
         outcome = desk.suspend(mine, *range(1, 70_002))
@@ -241,7 +241,7 @@ def few_parameters(engine):
 
 
 def test_suspending_on_what_is_completed_makes_it_ready_at_once(desk):
-    mine = desk.begun("Cart/k/add")
+    mine = desk.begin("Cart/k/add")
     desk.commit(mine, pb.AwakeableEntryMessage())
     desk.commit(mine, pb.GetStateEntryMessage(key=b"n"))
     assert desk.suspend(mine, 1, 2) == ChangeOutcome()
@@ -258,16 +258,16 @@ def test_suspending_on_what_is_completed_makes_it_ready_at_once(desk):
 
 
 def test_an_invocation_ends_with_its_output_once(desk):
-    mine = desk.begun()
+    mine = desk.begin()
     assert desk.do(op.Finish(id=mine.id, fence=mine.fence)).code == 571
     assert desk.result(mine.id) is None
     assert desk.finish(mine, b"out") == ChangeOutcome()
     assert desk.result(mine.id) == value(b"out")
     assert desk.do(op.Finish(id=mine.id, fence=mine.fence)).fenced
-    bad = desk.begun()
+    bad = desk.begin()
     desk.finish(bad, failure=Failure(code=400, message="nö\0"))
     assert desk.result(bad.id) == Failure(code=400, message="nö\0")
-    nothing = desk.begun()
+    nothing = desk.begin()
     desk.commit(nothing, pb.OutputEntryMessage())
     desk.do(op.Finish(id=nothing.id, fence=nothing.fence))
     assert desk.result(nothing.id) == value(b"")
@@ -275,7 +275,7 @@ def test_an_invocation_ends_with_its_output_once(desk):
 
 
 def test_a_failed_attempt_is_tried_again_later(desk):
-    mine = desk.begun()
+    mine = desk.begin()
     error = ErrorReport(code=500, message="no \0", index=3, name="charge", kind=0x0C05)
     assert desk.fail(mine, 2.0, error) == ChangeOutcome()
     shown = desk.store.invocation(mine.id)
@@ -300,7 +300,7 @@ def test_a_failed_attempt_is_tried_again_later(desk):
 
 @pytest.mark.parametrize("ends", ["suspended", "lost"])
 def test_an_entry_that_is_stored_ends_the_count_of_failures_however_its_attempt_ends(desk, ends):
-    mine = desk.begun()
+    mine = desk.begin()
     for _ in range(2):
         desk.fail(mine)
         (mine,) = desk.claim()
@@ -321,7 +321,7 @@ def test_an_entry_that_is_stored_ends_the_count_of_failures_however_its_attempt_
 
 
 def test_an_exhausted_invocation_is_paused_until_it_is_resumed(desk):
-    mine = desk.begun()
+    mine = desk.begin()
     desk.fail(mine)
     (mine,) = desk.claim()
     assert desk.do(op.Pause(id=mine.id, fence=mine.fence, error=ERROR)) == ChangeOutcome()
@@ -356,7 +356,7 @@ def test_a_person_pauses_what_has_begun_and_completions_wait(desk):
 
 
 def test_a_retry_that_is_far_off_may_be_hastened(desk):
-    mine = desk.begun()
+    mine = desk.begin()
     desk.fail(mine, 3_600)
     assert desk.do(op.Resume(id=mine.id)) == ChangeOutcome()
     assert [each.id for each in desk.claim()] == [mine.id]
@@ -364,7 +364,7 @@ def test_a_retry_that_is_far_off_may_be_hastened(desk):
 
 
 def test_only_what_has_ended_is_forgotten(desk):
-    mine = desk.begun("Cart/k/add")
+    mine = desk.begin("Cart/k/add")
     desk.commit(mine, pb.SetStateEntryMessage(key=b"n", value=b"1"))
     assert desk.do(op.Purge(id=mine.id)).code == 409
     desk.finish(mine)
@@ -377,31 +377,31 @@ def test_only_what_has_ended_is_forgotten(desk):
 
 
 def test_a_workflow_is_forgotten_with_its_state_and_promises(desk):
-    run = desk.begun("Signup/me/run")
+    run = desk.begin("Signup/me/run")
     desk.commit(run, pb.SetStateEntryMessage(key=b"n", value=b"1"))
     desk.commit(run, pb.CompletePromiseEntryMessage(key="mail", completion_value=b"ok"))
     desk.finish(run)
     desk.do(op.Purge(id=run.id))
     assert desk.store.state("Signup", "me") == {}
-    again = desk.begun("Signup/me/run")
+    again = desk.begin("Signup/me/run")
     assert again.id != run.id
     assert desk.commit(again, pb.GetPromiseEntryMessage(key="mail")).result is None
 
 
 @pytest.mark.parametrize("runs", [False, True])
 def test_a_promise_that_no_run_came_for_is_forgotten_with_who_made_it(desk, runs):
-    early = desk.begun("Signup/me/poke")
+    early = desk.begin("Signup/me/poke")
     desk.commit(early, pb.CompletePromiseEntryMessage(key="mail", completion_value=b"ok"))
     desk.finish(early)
     run = desk.submit("Signup/me/run") if runs else None
     desk.do(op.Purge(id=early.id))
-    claimed = desk.claim()[0] if run else desk.begun("Signup/me/run")
+    claimed = desk.claim()[0] if run else desk.begin("Signup/me/run")
     got = desk.commit(claimed, pb.GetPromiseEntryMessage(key="mail")).result
     assert got == (value(b"ok") if runs else None)
 
 
 def test_ended_invocations_are_kept_for_a_day_and_forgotten_in_portions(desk):
-    ended = [desk.begun().id for _ in range(5)]
+    ended = [desk.begin().id for _ in range(5)]
     for each in desk.store.invocations():
         desk.do(op.Kill(id=each.id))
     open_ = desk.submit().id
@@ -416,7 +416,7 @@ def test_ended_invocations_are_kept_for_a_day_and_forgotten_in_portions(desk):
 
 def test_nothing_is_left_of_what_is_forgotten(desk, engine):
     call = pb.CallEntryMessage(service_name="Plain", handler_name="go")
-    mine = desk.begun("Signup/me/run")
+    mine = desk.begin("Signup/me/run")
     for message in (
         *(call, pb.GetPromiseEntryMessage(key="mail"), pb.AwakeableEntryMessage()),
         pb.SleepEntryMessage(wake_up_time=desk.now + 1_000),
@@ -424,7 +424,7 @@ def test_nothing_is_left_of_what_is_forgotten(desk, engine):
         pb.SetStateEntryMessage(key=b"n", value=b"1"),
     ):
         desk.commit(mine, message)
-    desk.do(op.CompleteAwakeable(awakeable=awakeable_of(mine, 9), result=value(b"v")))
+    desk.do(op.CompleteAwakeable(awakeable=make_awakeable_id(mine, 9), result=value(b"v")))
     for each in desk.store.invocations():
         desk.do(op.Kill(id=each.id))
     for each in desk.store.invocations():

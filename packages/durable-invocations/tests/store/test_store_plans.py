@@ -15,7 +15,7 @@ from durable_invocations.runtime.sql.store import SqlStore
 from durable_invocations.runtime.sql.tables import SERVICE_STATE_TABLE
 from durable_invocations.runtime.store import operations as op
 from durable_invocations.runtime.store.views import InvocationFilter
-from runtime_support.runtimes.manual_runtime import Desk, awakeable_of, value
+from runtime_support.runtimes.manual_runtime import Desk, make_awakeable_id, value
 
 SMALL = {"durable_services", "durable_service_deployments", "durable_runtimes"}
 """Tables with a few rows."""
@@ -49,7 +49,7 @@ def test_every_operation_finds_its_rows_by_an_index(plans):
     desk = Desk(engine)
     call = pb.CallEntryMessage(service_name="Cart", handler_name="add", key="k")
     first, behind = desk.submit("Cart/k/add", idempotency_key="a").id, desk.submit("Cart/k/add").id
-    mine = desk.begun("Signup/me/run")
+    mine = desk.begin("Signup/me/run")
     for message in (
         *(call, pb.AwakeableEntryMessage(), pb.GetPromiseEntryMessage(key="mail")),
         *(pb.SleepEntryMessage(wake_up_time=desk.now + 1), pb.GetStateKeysEntryMessage()),
@@ -66,7 +66,7 @@ def test_every_operation_finds_its_rows_by_an_index(plans):
     ):
         assert not hasattr(desk.commit(mine, message), "code"), message
     desk.suspend(mine, 2, 4)
-    desk.do(op.CompleteAwakeable(awakeable=awakeable_of(mine, 2), result=value(b"v")))
+    desk.do(op.CompleteAwakeable(awakeable=make_awakeable_id(mine, 2), result=value(b"v")))
     desk.fire(1)
     for operation in (
         *(op.Release(owner="one"), op.Beat(owner="one"), op.Recover(beats=(("one", 1),))),

@@ -20,8 +20,8 @@ from runtime_support.runtimes.manual_runtime import (
     FIRST,
     SERVICES,
     Desk,
-    awakeable_of,
-    submission,
+    make_awakeable_id,
+    make_submission,
     value,
 )
 
@@ -32,11 +32,11 @@ CALL = pb.CallEntryMessage(service_name="Plain", handler_name="go")
 
 
 def test_a_completion_reaches_whoever_drives_the_invocation(desk, other):
-    mine, theirs = desk.begun(), other.begun()
+    mine, theirs = desk.begin(), other.begin()
     for each in (mine, theirs):
         (desk if each is mine else other).commit(each, pb.AwakeableEntryMessage())
     asked = [
-        op.CompleteAwakeable(awakeable=awakeable_of(each, 1), result=value(b"v"))
+        op.CompleteAwakeable(awakeable=make_awakeable_id(each, 1), result=value(b"v"))
         for each in (mine, theirs)
     ]
     _, changes = desk.store.run(asked)
@@ -51,8 +51,8 @@ def test_a_completion_reaches_whoever_drives_the_invocation(desk, other):
 
 
 def test_the_ends_and_delays_of_a_transaction_are_told(desk):
-    mine = desk.begun()
-    _, changes = desk.store.run([submission(at=desk.now + 9_000)])
+    mine = desk.begin()
+    _, changes = desk.store.run([make_submission(at=desk.now + 9_000)])
     assert changes == Changes(next_at=desk.now + 9_000)
     desk.commit(mine, pb.OutputEntryMessage(value=b"out"))
     _, changes = desk.store.run([op.Finish(id=mine.id, fence=mine.fence)])
@@ -62,9 +62,9 @@ def test_the_ends_and_delays_of_a_transaction_are_told(desk):
 def test_a_runtime_whose_beat_stands_still_loses_what_it_drives(desk, other):
     assert [desk.do(op.Beat(owner="one")) for _ in range(2)] == [1, 2]
     other.do(op.Beat(owner="two"))
-    mine, theirs = desk.begun(), other.begun()
+    mine, theirs = desk.begin(), other.begin()
     desk.commit(mine, pb.AwakeableEntryMessage())
-    other.do(op.CompleteAwakeable(awakeable=awakeable_of(mine, 1), result=value(b"v")))
+    other.do(op.CompleteAwakeable(awakeable=make_awakeable_id(mine, 1), result=value(b"v")))
     assert other.do(op.Recover(beats=(("one", 1),))) == 0
     assert other.store.read_beats() == {"one": 2, "two": 1}
     assert other.do(op.Recover(beats=(("one", 2), ("three", 0)))) == 1
@@ -75,7 +75,7 @@ def test_a_runtime_whose_beat_stands_still_loses_what_it_drives(desk, other):
     assert again.journal[1].message().value == b"v"
     # It was not dead: it goes on with a new claim, and can be taken for dead again.
     assert desk.finish(mine).fenced
-    mine = desk.begun()
+    mine = desk.begin()
     assert desk.store.read_beats()["one"] == 0
     assert other.do(op.Recover(beats=(("one", 0),))) == 1
     assert desk.store.invocation(theirs.id).owner == "two"
@@ -83,7 +83,7 @@ def test_a_runtime_whose_beat_stands_still_loses_what_it_drives(desk, other):
 
 def test_two_runtimes_claim_side_by_side_each_once(desk, other, engine):
     count = 60
-    submitted = [submission() for _ in range(count)]
+    submitted = [make_submission() for _ in range(count)]
     desk.store.run(submitted)
     found: dict[str, list[str]] = {"one": [], "two": []}
 
@@ -122,9 +122,9 @@ def test_a_deployment_of_the_same_address_is_replaced(desk):
 
 
 def test_a_deployment_that_moves_takes_its_begun_invocations_along(desk):
-    mine = desk.begun()
+    mine = desk.begin()
     desk.do(op.Register(deployment=SECOND, services=SERVICES[1:2]))
-    theirs = desk.begun("Cart/k/add")
+    theirs = desk.begin("Cart/k/add")
     assert theirs.deployment.id == "second"
     moved = replace(FIRST, url=SECOND.url)
     done = Registered(id="first", is_new=False)
@@ -146,7 +146,7 @@ def test_a_service_keeps_its_kind_unless_forced(desk):
 
 
 def test_a_deployment_that_is_needed_is_not_forgotten_unless_forced(desk):
-    mine, waiting = desk.begun(), desk.submit().id
+    mine, waiting = desk.begin(), desk.submit().id
     refused = desk.do(op.Unregister(id="first"))
     assert refused.code == 409
     assert mine.id in refused.message
@@ -170,7 +170,7 @@ def test_what_nobody_serves_any_more_waits_without_holding_others_up(desk):
 
 
 def test_invocations_are_listed_newest_first_by_what_is_asked(desk):
-    first = desk.begun()
+    first = desk.begin()
     desk.commit(first, CALL)
     second = desk.submit("Cart/k/add", idempotency_key="a", headers=(("a", "b"),)).id
     third = desk.submit("Cart/k/look").id
@@ -191,7 +191,7 @@ def test_invocations_are_listed_newest_first_by_what_is_asked(desk):
     assert ids_of(key="") == [child, first.id]
     assert desk.store.count_invocations() == {Status.READY: 3, Status.RUNNING: 1}
     desk.finish(first, failure=Failure(code=409, message=""))
-    begun = desk.begun()
+    begun = desk.begin()
     desk.finish(begun, b"")
     assert ids_of(statuses=[Status.COMPLETED]) == [begun.id, first.id]
     assert ids_of(failed=True) == [first.id]
@@ -216,7 +216,7 @@ def test_a_look_says_what_there_is_to_do(desk):
 def test_thousands_of_suspended_invocations_are_only_rows(engine, watch):
     desk = Desk(engine, watch)
     count = 2_000 if engine.dialect.name == "sqlite" else 200
-    desk.store.run([submission() for _ in range(count)])
+    desk.store.run([make_submission() for _ in range(count)])
     until = desk.now + 60_000
     sleep = pb.SleepEntryMessage(wake_up_time=until)
     sleep_frame = desk.frame(sleep)
@@ -239,7 +239,7 @@ def test_thousands_of_suspended_invocations_are_only_rows(engine, watch):
 def test_a_text_that_postgresql_does_not_keep_is_refused(desk, bad):
     assert desk.submit(f"Cart/{bad}/add").code == 400
     assert desk.submit(idempotency_key=bad).code == 400
-    mine = desk.begun()
+    mine = desk.begin()
     assert desk.commit(mine, pb.RunEntryMessage(value=b"\0", name=bad)).index == 1
     assert desk.store.read_journal(mine.id)[1].name == bad.replace("\0", "\\0")
 
@@ -248,7 +248,7 @@ def test_texts_that_an_index_does_not_take_are_refused(desk):
     """PostgreSQL's indexes take 2,700 bytes, compressed; random ones are not."""
     long = random.Random(1).randbytes(1_001).hex()
     assert desk.submit(f"Cart/{long[:1_001]}/add").code == 400
-    mine = desk.begun(f"Signup/{long[:1_000]}/run")
+    mine = desk.begin(f"Signup/{long[:1_000]}/run")
     for message, code in (
         (pb.SetStateEntryMessage(key=bytes.fromhex(long)), True),
         (pb.SetStateEntryMessage(key=bytes.fromhex(long)[1:]), False),

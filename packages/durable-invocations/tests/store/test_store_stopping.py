@@ -23,8 +23,8 @@ def attach(id_):
 
 
 def test_cancelling_fails_every_entry_that_waits_and_cancels_calls(desk):
-    target = desk.begun()
-    mine = desk.begun("Signup/me/run")
+    target = desk.begin()
+    mine = desk.begin("Signup/me/run")
     sleep = pb.SleepEntryMessage(wake_up_time=desk.now + 1_000)
     waiting = [sleep, CALL, AWAKEABLE, GET, attach(target.id)]
     for each in waiting:
@@ -47,7 +47,7 @@ def test_cancelling_fails_every_entry_that_waits_and_cancels_calls(desk):
 
 @pytest.mark.parametrize("message", [CALL, AWAKEABLE, GET, attach("inv_1" + "A" * 22)])
 def test_a_cancellation_that_nothing_waits_for_meets_the_next_that_would(desk, message):
-    mine = desk.begun("Signup/me/run")
+    mine = desk.begin("Signup/me/run")
     assert desk.do(op.Cancel(id=mine.id)) == ChangeOutcome()
     assert desk.do(op.Cancel(id=mine.id)) == ChangeOutcome(changed=False)
     assert desk.store.invocation(mine.id).canceled
@@ -60,7 +60,7 @@ def test_a_cancellation_that_nothing_waits_for_meets_the_next_that_would(desk, m
 
 
 def test_what_is_asked_of_a_call_that_a_cancellation_met_is_answered_by_that(desk):
-    mine = desk.begun()
+    mine = desk.begin()
     desk.do(op.Cancel(id=mine.id))
     assert desk.commit(mine, CALL).result == CANCELED
     for of in (
@@ -73,7 +73,7 @@ def test_what_is_asked_of_a_call_that_a_cancellation_met_is_answered_by_that(des
 
 
 def test_a_cancellation_meets_what_is_committed_in_the_same_transaction(desk):
-    mine, other = desk.begun(), desk.begun()
+    mine, other = desk.begin(), desk.begin()
     cancels = make_frame(pb.CancelInvocationEntryMessage(invocation_id=other.id))
     both = [
         op.CommitEntry(id=mine.id, fence=mine.fence, index=1, frame=cancels),
@@ -84,12 +84,12 @@ def test_a_cancellation_meets_what_is_committed_in_the_same_transaction(desk):
 
 
 def test_a_cancellation_reaches_who_drives_the_invocation(desk, other):
-    mine = desk.begun()
+    mine = desk.begin()
     desk.commit(mine, AWAKEABLE)
     _, changes = desk.store.run([op.Cancel(id=mine.id)])
     told = News(id=mine.id, fence=mine.fence, index=1, result=CANCELED)
     assert changes.news == (told,)
-    theirs = desk.begun()
+    theirs = desk.begin()
     desk.commit(theirs, AWAKEABLE)
     _, changes = other.store.run([op.Cancel(id=theirs.id)])
     assert changes.news == ()
@@ -103,7 +103,7 @@ def test_a_cancellation_reaches_who_drives_the_invocation(desk, other):
 
 
 def test_cancelling_goes_down_through_calls_and_their_ends_up(desk):
-    top = desk.begun()
+    top = desk.begin()
     desk.commit(top, CALL)
     (middle,) = desk.claim()
     desk.commit(middle, CALL)
@@ -122,7 +122,7 @@ def test_cancelling_goes_down_through_calls_and_their_ends_up(desk):
 
 @pytest.mark.parametrize("waits", [False, True])
 def test_cancelling_what_is_paused_ends_it_and_cancels_its_calls(desk, waits):
-    mine = desk.begun()
+    mine = desk.begin()
     if waits:
         desk.commit(mine, CALL)
         child = child_of(desk, mine, 1)
@@ -136,7 +136,7 @@ def test_cancelling_what_is_paused_ends_it_and_cancels_its_calls(desk, waits):
 
 @pytest.mark.parametrize("waits", [False, True])
 def test_cancelling_what_fails_ends_it_at_the_next_attempt_that_does(desk, waits):
-    mine = desk.begun()
+    mine = desk.begin()
     if waits:
         desk.commit(mine, CALL)
         child = child_of(desk, mine, 1)
@@ -153,14 +153,14 @@ def test_cancelling_what_fails_ends_it_at_the_next_attempt_that_does(desk, waits
 
 
 def test_an_attempt_under_way_that_fails_and_was_canceled_is_the_last(desk):
-    mine = desk.begun()
+    mine = desk.begin()
     desk.do(op.Cancel(id=mine.id))
     desk.do(op.Pause(id=mine.id, fence=mine.fence, error=desk.error))
     assert desk.result(mine.id) == CANCELED
 
 
 def test_a_cancellation_of_what_failed_meets_what_it_waits_for_in_its_next_attempt(desk):
-    mine = desk.begun()
+    mine = desk.begin()
     desk.commit(mine, CALL)
     child = child_of(desk, mine, 1)
     desk.fail(mine, 60)
@@ -179,7 +179,7 @@ def test_a_cancellation_of_what_failed_meets_what_it_waits_for_in_its_next_attem
 
 
 def test_killing_ends_what_runs_and_its_calls_at_once(desk, other):
-    top = desk.begun("Cart/k/add")
+    top = desk.begin("Cart/k/add")
     behind = desk.submit("Cart/k/add").id
     one_way = pb.OneWayCallEntryMessage(service_name="Plain", handler_name="go")
     desk.commit(top, one_way)
@@ -204,7 +204,7 @@ def test_killing_ends_what_runs_and_its_calls_at_once(desk, other):
 
 
 def test_a_caller_goes_on_when_its_call_is_killed(desk):
-    top = desk.begun()
+    top = desk.begin()
     desk.commit(top, CALL)
     desk.suspend(top, 1)
     desk.do(op.Kill(id=child_of(desk, top, 1)))
@@ -216,7 +216,7 @@ def test_a_caller_goes_on_when_its_call_is_killed(desk):
 def test_what_another_called_first_is_not_stopped_with_who_attached(desk, way):
     shared = desk.submit(idempotency_key="a").id
     (target,) = desk.claim()
-    top = desk.begun()
+    top = desk.begin()
     asked = pb.CallEntryMessage(service_name="Plain", handler_name="go", idempotency_key="a")
     desk.commit(top, asked)
     assert child_of(desk, top, 1) == shared
@@ -228,11 +228,11 @@ def test_what_another_called_first_is_not_stopped_with_who_attached(desk, way):
 
 
 def test_a_pause_by_a_person_takes_the_invocation_away(desk, other):
-    mine = desk.begun()
+    mine = desk.begin()
     _, changes = desk.store.run([op.Pause(id=mine.id)])
     assert changes.news == (News(id=mine.id, fence=mine.fence, index=None),)
     assert desk.commit(mine, pb.RunEntryMessage(value=b"x")).fenced
-    theirs = other.begun()
+    theirs = other.begin()
     desk.do(op.Pause(id=theirs.id))
     assert other.do(op.TakeNews(owner="two")) == (
         News(id=theirs.id, fence=theirs.fence, index=None),

@@ -16,7 +16,7 @@ from durable_invocations.runtime.store.outcomes import (
     Submitted,
 )
 from durable_invocations.runtime.writer import Writer
-from runtime_support.runtimes.manual_runtime import SERVICES, Desk, submission, value
+from runtime_support.runtimes.manual_runtime import SERVICES, Desk, make_submission, value
 
 
 class Gate:
@@ -65,7 +65,7 @@ def awaited(gate, asked, *, patience=5.0):
 
 
 def test_what_is_asked_for_meanwhile_shares_a_transaction(gate, desk):
-    asked = [submission() for _ in range(40)]
+    asked = [make_submission() for _ in range(40)]
     outcomes, told = awaited(gate, asked)
     assert outcomes == [Submitted(id=each.id, is_new=True) for each in asked]
     assert len(gate.groups) <= 2
@@ -75,7 +75,7 @@ def test_what_is_asked_for_meanwhile_shares_a_transaction(gate, desk):
 
 
 def test_the_order_of_an_attempt_is_kept_in_a_transaction(gate, desk):
-    mine = desk.begun()
+    mine = desk.begin()
     runs = [make_frame(pb.RunEntryMessage(value=bytes([at]))) for at in range(1, 4)]
     output = make_frame(pb.OutputEntryMessage(value=b"out"))
     asked = [
@@ -83,7 +83,9 @@ def test_the_order_of_an_attempt_is_kept_in_a_transaction(gate, desk):
         for at, each in enumerate([*runs, output], start=1)
     ]
     finish = op.Finish(id=mine.id, fence=mine.fence)
-    outcomes, told = awaited(gate, [*asked, finish, submission(), op.Claim(owner="one", most=5)])
+    outcomes, told = awaited(
+        gate, [*asked, finish, make_submission(), op.Claim(owner="one", most=5)]
+    )
     assert [each.index for each in outcomes[:4]] == [1, 2, 3, 4]
     assert outcomes[4] == ChangeOutcome()
     # What was submitted in the transaction is claimed in it.
@@ -93,7 +95,7 @@ def test_the_order_of_an_attempt_is_kept_in_a_transaction(gate, desk):
 
 
 def test_an_operation_that_fails_fails_alone(gate, desk):
-    good = [submission(), submission()]
+    good = [make_submission(), make_submission()]
     outcomes, _ = awaited(gate, [good[0], op.Cancel(id="poison"), op.Cancel(id="x"), good[1]])
     assert [outcomes[at].is_new for at in (0, 3)] == [True, True]
     assert isinstance(outcomes[1], ValueError)
@@ -103,7 +105,7 @@ def test_an_operation_that_fails_fails_alone(gate, desk):
 
 def test_a_database_that_was_away_is_tried_again(gate, desk):
     gate.failures = [UnavailableError("away"), UnavailableError("away")]
-    asked = submission()
+    asked = make_submission()
     outcomes, told = awaited(gate, [asked])
     assert outcomes == [Submitted(id=asked.id, is_new=True)]
     assert told[0].uncertain
@@ -112,7 +114,7 @@ def test_a_database_that_was_away_is_tried_again(gate, desk):
 
 def test_a_transaction_whose_commit_was_lost_is_done_once(gate, desk):
     """The database did it, and its answer did not arrive."""
-    asked = submission()
+    asked = make_submission()
     run = desk.store.run
 
     def lost(operations):
@@ -129,13 +131,13 @@ def test_a_transaction_whose_commit_was_lost_is_done_once(gate, desk):
 
 def test_a_database_that_stays_away_is_an_error(gate):
     gate.failures = [UnavailableError("away")] * 2
-    (error,), told = awaited(gate, [submission()], patience=0.0)
+    (error,), told = awaited(gate, [make_submission()], patience=0.0)
     assert isinstance(error, UnavailableError)
     assert told == []
 
 
 async def test_who_stops_waiting_does_not_undo_it(gate, desk):
-    asked = submission()
+    asked = make_submission()
 
     async with Writer(gate, lambda _: None) as writer:
         future = writer.do(asked)

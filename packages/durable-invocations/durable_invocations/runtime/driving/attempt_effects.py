@@ -12,7 +12,12 @@ from typing import Any
 from durable_invocations.errors import UnavailableError
 from durable_invocations.journal import runtime_events as events
 from durable_invocations.journal.runtime_side import begin_attempt, step
-from durable_invocations.protocol.failures import INTERNAL, MOST_RUN_NAME, ErrorReport, RunAttempts
+from durable_invocations.protocol.failures import (
+    INTERNAL,
+    MOST_RUN_NAME,
+    ErrorReport,
+    FailedExecutions,
+)
 from durable_invocations.protocol.frames import Frame
 from durable_invocations.runtime.driving.shared_services import AttemptContext
 from durable_invocations.runtime.settings import MS
@@ -45,11 +50,11 @@ class AttemptProgress:
         notify: Callable[[Frame], None],
         abort: Callable[[str], None],
     ) -> None:
-        self._claimed, self._tools = claimed, context
+        self._claimed, self._context = claimed, context
         self._notify, self._abort = notify, abort
         self._state = begin_attempt(claimed.journal, duplex=duplex, version=version)
         self._leaving: asyncio.Future[Any] | None = None
-        self._progress = False
+        self._made_progress = False
         self._room = asyncio.Event()
         self._over: asyncio.Future[None] = asyncio.get_running_loop().create_future()
 
@@ -120,35 +125,35 @@ class AttemptProgress:
 
     def _handle_stored(self, out: events.StoreEntry, future: asyncio.Future[Any]) -> None:
         self._room.set()
-        outcome = self._get_outcome(future)
+        outcome = self._resolve_outcome(future)
         if isinstance(outcome, OperationRefusal):
             self.step(
                 events.EntryRefused(index=out.index, report=_make_refusal_report(out, outcome))
             )
             self._abort(outcome.message)
         elif outcome is not None:
-            self._progress = True
+            self._made_progress = True
             self.step(events.EntryCommitted(index=out.index))
             if outcome.result is not None:
                 self.step(events.CompletionReady(index=out.index, result=outcome.result))
 
     def _record_failure(self, report: ErrorReport) -> None:
         """Schedule the next attempt, or pause the invocation."""
-        claimed, policy = self._claimed, self._tools.settings.policy
+        claimed, policy = self._claimed, self._context.settings.policy
         report = replace(
             report,
             message=report.message[:MOST_TOLD],
             description=report.description[:MOST_TOLD],
             run_attempts=_bound_run_attempts(report, claimed),
         )
-        failed_attempts = 1 if self._progress else claimed.retries + 1
+        failed_attempts = 1 if self._made_progress else claimed.retries + 1
         delay = None if report.retry_after is None else report.retry_after / MS
-        wait = policy.wait(failed_attempts, delay)
+        wait = policy.compute_wait(failed_attempts, delay)
         _log_failure(claimed, failed_attempts, report, paused=wait is None)
         if wait is None:
             future = self._put_operation(op.Pause(id=claimed.id, fence=claimed.fence, error=report))
         else:
-            next_at = self._tools.clock() + round(wait * MS)
+            next_at = self._context.clock() + round(wait * MS)
             future = self._put_operation(
                 op.Fail(id=claimed.id, fence=claimed.fence, error=report, next_at=next_at)
             )
@@ -156,7 +161,7 @@ class AttemptProgress:
 
     def _handle_recorded(self, future: asyncio.Future[Any]) -> None:
         """The failure is recorded, or cannot be."""
-        self._get_outcome(future)
+        self._resolve_outcome(future)
         self._end()
 
     def _build_leave_operation(
@@ -168,13 +173,13 @@ class AttemptProgress:
         return op.Suspend(id=claimed.id, fence=claimed.fence, indexes=out.indexes, length=length)
 
     def _handle_left(self, future: asyncio.Future[Any]) -> None:
-        outcome = self._get_outcome(future)
+        outcome = self._resolve_outcome(future)
         if isinstance(outcome, OperationRefusal):
             self._record_failure(ErrorReport(code=outcome.code, message=outcome.message))
         else:
             self._end()
 
-    def _get_outcome(self, future: asyncio.Future[Any]) -> Any:
+    def _resolve_outcome(self, future: asyncio.Future[Any]) -> Any:
         """The outcome; None if the attempt is over: taken over, or without a database."""
         if future.cancelled():
             return self.drop("the runtime stops")
@@ -193,7 +198,7 @@ class AttemptProgress:
         return outcome
 
     def _put_operation(self, operation: op.StoreOperation[Any]) -> asyncio.Future[Any]:
-        return self._tools.put(operation)
+        return self._context.put(operation)
 
     def _end(self) -> None:
         self._room.set()
@@ -201,14 +206,14 @@ class AttemptProgress:
             self._over.set_result(None)
 
 
-def _bound_run_attempts(report: ErrorReport, claimed: Claimed) -> tuple[RunAttempts, ...]:
+def _bound_run_attempts(report: ErrorReport, claimed: Claimed) -> tuple[FailedExecutions, ...]:
     """The failed executions to keep; earlier attempts' if this one reports none."""
     if report.run_attempts is None:
         return claimed.run_attempts
     return tuple(_cut_run(run) for run in report.run_attempts[:MOST_RUNS])
 
 
-def _cut_run(run: RunAttempts) -> RunAttempts:
+def _cut_run(run: FailedExecutions) -> FailedExecutions:
     failure = run.failure and replace(run.failure, message=run.failure.message[:MOST_SAID])
     return replace(run, name=run.name[:MOST_RUN_NAME], failure=failure)
 

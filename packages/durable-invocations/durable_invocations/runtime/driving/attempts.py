@@ -49,10 +49,10 @@ class AttemptDriver:
     """
 
     def __init__(self, claimed: Claimed, context: AttemptContext) -> None:
-        self.claimed, self._tools = claimed, context
+        self.claimed, self._context = claimed, context
         self._version = min(versions.NEWEST, claimed.deployment.versions[1])
         self._duplex = claimed.deployment.mode is Mode.FULL_DUPLEX
-        self._course = AttemptProgress(
+        self._progress = AttemptProgress(
             claimed,
             context,
             version=self._version,
@@ -71,30 +71,30 @@ class AttemptDriver:
         try:
             await self._run_exchanges()
         except ProtocolError as error:
-            self._course.handle_broken(ErrorReport.of(error, self._course.length))
+            self._progress.handle_broken(ErrorReport.of(error, self._progress.length))
         except DeploymentUnreachableError as error:
-            self._course.handle_broken(ErrorReport(message=str(error)))
+            self._progress.handle_broken(ErrorReport(message=str(error)))
         except asyncio.CancelledError:
-            self._course.drop("the runtime stops")
+            self._progress.drop("the runtime stops")
             raise
         except Exception as error:
             # Else the invocation would count as driven while this runtime lives.
             logger.exception("%s: its attempt failed unexpectedly", self.claimed.id)
-            self._course.handle_broken(ErrorReport(message=f"{type(error).__name__}: {error}"))
-        await self._course.wait_until_over()
+            self._progress.handle_broken(ErrorReport(message=f"{type(error).__name__}: {error}"))
+        await self._progress.wait_until_over()
 
     def handle_news(self, news: News) -> None:
         """Handle a completed entry, or the end or pause of the invocation by others."""
         if news.fence != self.claimed.fence:
             return
         if news.index is None or news.result is None:
-            self._course.drop("somebody else ended or paused the invocation")
+            self._progress.drop("somebody else ended or paused the invocation")
         else:
-            self._course.step(events.CompletionReady(index=news.index, result=news.result))
+            self._progress.step(events.CompletionReady(index=news.index, result=news.result))
 
     def get_idle_seconds(self, now: float) -> float:
         """Seconds since the last message of either side; 0 while entries are being stored."""
-        return 0.0 if self._course.storing else now - self._heard
+        return 0.0 if self._progress.storing else now - self._heard
 
     def ask_to_suspend(self) -> None:
         """Close the request: a waiting handler then suspends. Idempotent."""
@@ -102,22 +102,22 @@ class AttemptDriver:
 
     def make_room(self) -> None:
         """Suspend if the handler can, so that others may begin; abort a stream that is over."""
-        if self._course.ending:
+        if self._progress.ending:
             self._abort_exchange("it stayed open after its last message")
         else:
             self.ask_to_suspend()
 
     def enforce_timeouts(self, now: float) -> None:
         """Enforce the attempt's timeouts."""
-        idle, settings = self.get_idle_seconds(now), self._tools.settings
-        if self._course.ending:
+        idle, settings = self.get_idle_seconds(now), self._context.settings
+        if self._progress.ending:
             if idle > LINGER_SECONDS:
                 self._abort_exchange("it stayed open after its last message")
         elif idle > settings.inactivity + settings.abort:
             message = (
                 f"{Address.parse(self.claimed.deployment.url)} sent no message for {idle:.0f} s."
             )
-            self._course.handle_broken(ErrorReport(message=message))
+            self._progress.handle_broken(ErrorReport(message=message))
             self._abort_exchange(message)
         elif idle > settings.inactivity:
             self.ask_to_suspend()
@@ -133,7 +133,7 @@ class AttemptDriver:
                 return
 
     async def _run_exchange(self) -> None:
-        claimed, context = self.claimed, self._tools
+        claimed, context = self.claimed, self._context
         self._outgoing.begin(build_opening(claimed, version=self._version, now=context.clock()))
         address = Address.parse(claimed.deployment.url)
         exchange = await context.client.open(
@@ -141,7 +141,7 @@ class AttemptDriver:
         )
         self._exchange = exchange
         try:
-            if self._course.ending:
+            if self._progress.ending:
                 return
             if self._duplex:
                 await self._run_duplex(exchange)
@@ -171,27 +171,27 @@ class AttemptDriver:
     async def _receive_frames(self, exchange: Exchange) -> None:
         head = await exchange.read_head()
         self._outgoing.mark_answered()
-        self._heard = self._tools.monotonic()
+        self._heard = self._context.monotonic()
         await self._check_head(head, exchange)
         decoder = self._make_decoder()
         while data := await exchange.receive():
             frames = decoder.feed(data)
             self._note_received(len(data), complete=bool(frames))
             for frame in frames:
-                self._course.step(events.EntrySent(frame=frame))
-            if self._course.ending:
+                self._progress.step(events.FrameReceived(frame=frame))
+            if self._progress.ending:
                 # Handlers wait for the end of the request before they end the response.
                 self._outgoing.end()
-            await self._course.wait_for_room()
+            await self._progress.wait_for_room()
         decoder.end()
-        self._course.step(events.StreamClosed())
+        self._progress.step(events.StreamClosed())
 
     def _note_received(self, size: int, *, complete: bool) -> None:
         """Note a sign of life: a message, or a large piece of one."""
         self._pieces += size
-        if (complete or self._pieces >= PIECE) and not self._course.ending:
+        if (complete or self._pieces >= PIECE) and not self._progress.ending:
             # Bytes after the last message do not keep the stream open.
-            self._heard, self._pieces = self._tools.monotonic(), 0
+            self._heard, self._pieces = self._context.monotonic(), 0
 
     async def _check_head(self, head: Head, exchange: Exchange) -> None:
         deployment = self.claimed.deployment
@@ -208,13 +208,13 @@ class AttemptDriver:
     def _make_decoder(self) -> Decoder:
         journal = self.claimed.journal
         size = sum(len(frame.body) for frame in journal)
-        return Decoder(self._tools.settings.limits, entries=len(journal), entry_bytes=size)
+        return Decoder(self._context.settings.limits, entries=len(journal), entry_bytes=size)
 
     def _handle_replayed(self) -> None:
-        self._course.step(events.Replayed())
+        self._progress.step(events.Replayed())
 
     def _send_frame(self, frame: Frame) -> None:
-        self._heard = self._tools.monotonic()
+        self._heard = self._context.monotonic()
         self._outgoing.put(frame)
 
     def _abort_exchange(self, why: str) -> None:

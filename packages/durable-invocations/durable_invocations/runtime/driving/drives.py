@@ -12,14 +12,14 @@ from durable_invocations.runtime.driving.shared_services import AttemptContext
 from durable_invocations.runtime.store.outcomes import Claimed, News
 
 
-class Drives:
+class AttemptPool:
     """Runs attempts, each as a task; `freed` is called when one has ended.
 
     Belongs to one event loop.
     """
 
     def __init__(self, context: AttemptContext, freed: Callable[[], None]) -> None:
-        self._tools, self._freed = context, freed
+        self._context, self._freed = context, freed
         self._attempts: dict[str, AttemptDriver] = {}
         self._tasks: dict[AttemptDriver, asyncio.Task[None]] = {}
         self._places = Places(context.settings.most)
@@ -42,7 +42,7 @@ class Drives:
     def start(self, claimed: Iterable[Claimed]) -> None:
         """Drive claimed invocations; older attempts of them are over already."""
         for invocation in claimed:
-            attempt = AttemptDriver(invocation, self._tools)
+            attempt = AttemptDriver(invocation, self._context)
             task = asyncio.ensure_future(attempt.run())
             self._attempts[invocation.id] = attempt
             self._tasks[attempt] = task
@@ -63,10 +63,10 @@ class Drives:
 
     def enforce_timeouts(self, *, crowded: bool) -> None:
         """Enforce timeouts; if invocations wait for a place, make idle attempts leave."""
-        now = self._tools.monotonic()
+        now = self._context.monotonic()
         for attempt in list(self._tasks):
             attempt.enforce_timeouts(now)
-            if crowded and attempt.get_idle_seconds(now) > self._tools.settings.yield_after:
+            if crowded and attempt.get_idle_seconds(now) > self._context.settings.yield_after:
                 attempt.make_room()
 
     async def close(self) -> None:

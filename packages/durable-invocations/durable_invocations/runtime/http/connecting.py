@@ -19,7 +19,7 @@ TRUSTED = "SSL_CERT_FILE"
 P = TypeVar("P", bound=asyncio.Protocol)
 
 
-class Tls:
+class Connector:
     """Connects to origins; for https it verifies the peer.
 
     It offers these protocols (`h2`, `http/1.1`). `trusted` is a file of certificates that are

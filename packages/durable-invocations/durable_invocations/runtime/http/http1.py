@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 import h11
 
-from durable_invocations.runtime.http.connecting import CONNECT_SECONDS, Tls
+from durable_invocations.runtime.http.connecting import CONNECT_SECONDS, Connector
 from durable_invocations.runtime.http.exchange import (
     MOST_HEAD,
     Address,
@@ -86,7 +86,7 @@ class Http1:
         connect_seconds: float = CONNECT_SECONDS,
         idle_seconds: float = IDLE_SECONDS,
     ) -> None:
-        self._tls = Tls("http/1.1", trusted=trusted)
+        self._tls = Connector("http/1.1", trusted=trusted)
         self._seconds, self._idle_seconds = connect_seconds, idle_seconds
         self._idle: dict[Origin, deque[Connection]] = defaultdict(deque)
         self._sweeping: asyncio.TimerHandle | None = None

@@ -6,7 +6,7 @@ import asyncio
 from collections import defaultdict
 from functools import partial
 
-from durable_invocations.runtime.http.connecting import CONNECT_SECONDS, Tls
+from durable_invocations.runtime.http.connecting import CONNECT_SECONDS, Connector
 from durable_invocations.runtime.http.connection2 import Http2Connection
 from durable_invocations.runtime.http.exchange import (
     Address,
@@ -34,7 +34,7 @@ class Http2:
         connect_seconds: float = CONNECT_SECONDS,
         ping_seconds: float = PING_SECONDS,
     ) -> None:
-        self._tls = Tls("h2", "http/1.1", trusted=trusted)
+        self._tls = Connector("h2", "http/1.1", trusted=trusted)
         self._seconds, self._ping_seconds = connect_seconds, ping_seconds
         self._connections: dict[Origin, list[Http2Connection]] = defaultdict(list)
         self._connecting: dict[Origin, asyncio.Future[Http2Connection]] = {}

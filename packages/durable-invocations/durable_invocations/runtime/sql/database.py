@@ -10,7 +10,7 @@ from sql_transactions.engine import DatabaseRole, open_engine
 ENSURE_LOCK = 0x1_47C4_106
 """The PostgreSQL advisory lock for creating tables; an arbitrary constant."""
 
-INVOCATIONS = DatabaseRole(
+INVOCATIONS_ROLE = DatabaseRole(
     name="database of invocations",
     setting="its URL",
     invalid=ConfigError,
@@ -19,7 +19,7 @@ INVOCATIONS = DatabaseRole(
 
 
 def open_database(
-    url: str | sa.URL, role: DatabaseRole = INVOCATIONS, *, keep_open: bool = False
+    url: str | sa.URL, role: DatabaseRole = INVOCATIONS_ROLE, *, keep_open: bool = False
 ) -> sa.Engine:
     """An engine for `sqlite:///file` or `postgresql://user:password@host/database`.
 

@@ -19,7 +19,7 @@ from durable_invocations.runtime.sql.tables import (
     JOURNAL_TABLE,
     NEWS,
 )
-from durable_invocations.runtime.sql.transaction import StoreTransaction
+from durable_invocations.runtime.sql.transaction import UnitOfWork
 from durable_invocations.runtime.store.operations import TakeNews
 from durable_invocations.runtime.store.outcomes import News
 from durable_invocations.runtime.store.views import Look
@@ -66,7 +66,7 @@ def read_results(connection: sa.Connection, ids: Collection[str]) -> dict[str, R
     return results
 
 
-def take(work: StoreTransaction, operation: TakeNews) -> tuple[News, ...]:
+def take(work: UnitOfWork, operation: TakeNews) -> tuple[News, ...]:
     """See the operation."""
     rows = work.connection.execute(_NEWS, {"who": operation.owner}).all()
     if rows:

@@ -10,7 +10,7 @@ from typing import Any
 
 import sqlalchemy as sa
 
-from durable_invocations.protocol.failures import ErrorReport, Failure, RunAttempts
+from durable_invocations.protocol.failures import ErrorReport, FailedExecutions, Failure
 from durable_invocations.protocol.frames import COMPLETED, REQUIRES_ACK, Frame
 from durable_invocations.protocol.pb import protocol_pb2 as pb
 from durable_invocations.protocol.results import Result, get_result, make_completion
@@ -58,9 +58,11 @@ def unpack_error(text: str | None) -> ErrorReport | None:
     return ErrorReport(**content)
 
 
-def _unpack_run_attempts(content: dict[str, Any]) -> RunAttempts:
+def _unpack_run_attempts(content: dict[str, Any]) -> FailedExecutions:
     failure = content["failure"]
-    return RunAttempts(**{**content, "failure": None if failure is None else Failure(**failure)})
+    return FailedExecutions(
+        **{**content, "failure": None if failure is None else Failure(**failure)}
+    )
 
 
 def unpack_deployment(row: Any) -> Deployment:

@@ -7,7 +7,7 @@ from typing import Any
 
 import sqlalchemy as sa
 
-from durable_invocations.runtime.sql.lifecycle.changing import follow
+from durable_invocations.runtime.sql.lifecycle.changing import update_roles
 from durable_invocations.runtime.sql.lifecycle.stopping import kill_all
 from durable_invocations.runtime.sql.services import pack_service, unpack_service
 from durable_invocations.runtime.sql.tables import (
@@ -18,7 +18,7 @@ from durable_invocations.runtime.sql.tables import (
     SERVICES,
     SERVICES_TABLE,
 )
-from durable_invocations.runtime.sql.transaction import CONFLICT, StoreTransaction
+from durable_invocations.runtime.sql.transaction import CONFLICT, UnitOfWork
 from durable_invocations.runtime.store.deployments import RegisteredService
 from durable_invocations.runtime.store.operations import Register, Unregister
 from durable_invocations.runtime.store.outcomes import ChangeOutcome, OperationRefusal, Registered
@@ -26,7 +26,7 @@ from durable_invocations.runtime.store.views import Status
 from sql_transactions.row_values import insert_into
 
 
-def register(work: StoreTransaction, operation: Register) -> Registered | OperationRefusal:
+def register(work: UnitOfWork, operation: Register) -> Registered | OperationRefusal:
     """See the operation."""
     previous = _read_known(work, operation.services)
     if not operation.force and (refused := _find_conflict(previous, operation.services)):
@@ -50,13 +50,13 @@ def register(work: StoreTransaction, operation: Register) -> Registered | Operat
     work.connection.execute(sa.delete(SERVICES_TABLE).where(SERVICES.deployment_id == id_))
     for service in operation.services:
         _upsert_row(work, SERVICES_TABLE, pack_service(service, id_))
-    follow(work, previous, tuple(operation.services))
+    update_roles(work, previous, tuple(operation.services))
     work.services.clear()
     work.ready = True
     return Registered(id=id_, is_new=not existing)
 
 
-def unregister(work: StoreTransaction, operation: Unregister) -> ChangeOutcome | OperationRefusal:
+def unregister(work: UnitOfWork, operation: Unregister) -> ChangeOutcome | OperationRefusal:
     """See the operation."""
     needing = _list_needing(work, operation.id)
     if needing and not operation.force:
@@ -73,7 +73,7 @@ def unregister(work: StoreTransaction, operation: Unregister) -> ChangeOutcome |
 
 
 def _read_known(
-    work: StoreTransaction, services: Collection[RegisteredService]
+    work: UnitOfWork, services: Collection[RegisteredService]
 ) -> dict[str, RegisteredService]:
     """The registered services of these names."""
     query = sa.select(SERVICES_TABLE).where(
@@ -97,7 +97,7 @@ def _find_conflict(
     return None
 
 
-def _list_needing(work: StoreTransaction, deployment: str) -> list[str]:
+def _list_needing(work: UnitOfWork, deployment: str) -> list[str]:
     """The open invocations that are, or would be, driven on the deployment."""
     services = sa.select(SERVICES.name).where(SERVICES.deployment_id == deployment)
     bound = sa.or_(
@@ -108,7 +108,7 @@ def _list_needing(work: StoreTransaction, deployment: str) -> list[str]:
     return list(work.connection.scalars(query.order_by(INVOCATIONS.number)))
 
 
-def _join_deployments(work: StoreTransaction, other: str, to: str) -> None:
+def _join_deployments(work: UnitOfWork, other: str, to: str) -> None:
     """Merge the deployment `other` into `to`, which takes its address."""
     update = sa.update(INVOCATIONS_TABLE).where(INVOCATIONS.deployment_id == other)
     work.connection.execute(update.values(deployment_id=to))
@@ -116,7 +116,7 @@ def _join_deployments(work: StoreTransaction, other: str, to: str) -> None:
     work.connection.execute(sa.delete(SERVICE_DEPLOYMENTS_TABLE).where(DEPLOYMENTS.id == other))
 
 
-def _upsert_row(work: StoreTransaction, table: sa.Table, row: dict[str, Any]) -> None:
+def _upsert_row(work: UnitOfWork, table: sa.Table, row: dict[str, Any]) -> None:
     keys = [column.name for column in table.primary_key]
     insert = insert_into(work.connection.dialect, table).values(row)
     rest = {name: insert.excluded[name] for name in row if name not in keys}

@@ -10,7 +10,7 @@ import sqlalchemy as sa
 
 from durable_invocations.protocol.services import HandlerKind, ServiceKind
 from durable_invocations.runtime.sql.tables import SERVICES, SERVICES_TABLE, Role
-from durable_invocations.runtime.sql.transaction import BAD, NOT_FOUND, StoreTransaction
+from durable_invocations.runtime.sql.transaction import BAD, NOT_FOUND, UnitOfWork
 from durable_invocations.runtime.store.deployments import RegisteredHandler, RegisteredService
 from durable_invocations.runtime.store.outcomes import OperationRefusal
 
@@ -50,7 +50,7 @@ def unpack_service(row: sa.Row[Any]) -> RegisteredService:
     )
 
 
-def load_services(work: StoreTransaction, names: Iterable[str]) -> None:
+def load_services(work: UnitOfWork, names: Iterable[str]) -> None:
     """Read services that this transaction has not read yet."""
     missing = sorted({name for name in names if name not in work.services})
     if missing:
@@ -59,7 +59,7 @@ def load_services(work: StoreTransaction, names: Iterable[str]) -> None:
         work.services |= {row.name: unpack_service(row) for row in rows}
 
 
-def find_role(work: StoreTransaction, name: str, handler: str, key: str) -> Role | OperationRefusal:
+def find_role(work: UnitOfWork, name: str, handler: str, key: str) -> Role | OperationRefusal:
     """How an invocation of the handler treats its key; refused for an unknown handler or bad key.
 
     `load_services` must have read the service.

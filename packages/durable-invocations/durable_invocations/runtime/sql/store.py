@@ -11,7 +11,7 @@ import sqlalchemy as sa
 from durable_invocations.errors import ConfigError
 from durable_invocations.protocol.results import Result
 from durable_invocations.runtime.sql import notifications, reading, registering
-from durable_invocations.runtime.sql.database import ENSURE_LOCK, INVOCATIONS
+from durable_invocations.runtime.sql.database import ENSURE_LOCK, INVOCATIONS_ROLE
 from durable_invocations.runtime.sql.entries.committing import commit
 from durable_invocations.runtime.sql.lifecycle import (
     attempts,
@@ -32,7 +32,7 @@ from durable_invocations.runtime.sql.tables import (
     SERVICES_TABLE,
     STATE,
 )
-from durable_invocations.runtime.sql.transaction import StoreTransaction, lock
+from durable_invocations.runtime.sql.transaction import UnitOfWork, lock
 from durable_invocations.runtime.store import operations as op
 from durable_invocations.runtime.store.deployments import Deployment, RegisteredService
 from durable_invocations.runtime.store.outcomes import Changes
@@ -48,13 +48,13 @@ from sql_transactions.engine import begin_transaction, prepare_engine, render_ur
 from sql_transactions.tables import ensure_tables, find_missing_column
 
 T = TypeVar("T")
-Doing = Callable[[StoreTransaction, Sequence[Any]], Sequence[Any]]
+Doing = Callable[[UnitOfWork, Sequence[Any]], Sequence[Any]]
 
 RETENTION = timedelta(days=1)
 """How long ended invocations are kept."""
 
 
-def _apply_each(do: Callable[[StoreTransaction, Any], Any]) -> Doing:
+def _apply_each(do: Callable[[UnitOfWork, Any], Any]) -> Doing:
     return lambda work, operations: [do(work, operation) for operation in operations]
 
 
@@ -102,7 +102,7 @@ class SqlStore:
         lead: Callable[[], int] = lambda: 0,
         retention: timedelta = RETENTION,
     ) -> None:
-        self.engine = prepare_engine(engine, INVOCATIONS)
+        self.engine = prepare_engine(engine, INVOCATIONS_ROLE)
         self.owner = owner
         """The runtime whose news go to `Changes`; empty for none."""
         self._clock, self._lead = clock, lead
@@ -143,7 +143,7 @@ class SqlStore:
                     results = do(work, [operations[at] for at in places])
                     for at, outcome in zip(places, results, strict=True):
                         outcomes[at] = outcome
-        return outcomes, work.changes()
+        return outcomes, work.build_changes()
 
     def look(self, owner: str, watched: Collection[str] = ()) -> Look:
         """What `owner` has to do, and which of `watched` have ended; cheap."""
@@ -209,8 +209,8 @@ class SqlStore:
         with begin_transaction(self.engine, writes=False) as connection:
             return read(connection)
 
-    def _make_transaction(self, connection: sa.Connection) -> StoreTransaction:
-        return StoreTransaction(
+    def _make_transaction(self, connection: sa.Connection) -> UnitOfWork:
+        return UnitOfWork(
             connection=connection,
             now=int(self._clock().timestamp() * 1_000),
             owner=self.owner,

@@ -52,7 +52,7 @@ _LOCKED = sa.select(
 
 
 @dataclass(kw_only=True)
-class StoreTransaction:
+class UnitOfWork:
     """Mutable: the operations of a transaction add what they change."""
 
     connection: sa.Connection
@@ -73,23 +73,23 @@ class StoreTransaction:
         """The store's time for a time by the machine's clock, as handlers and requests give it."""
         return min(machine_time + self.lead, MOST_MILLIS)
 
-    def due(self, at: int) -> None:
+    def note_due(self, at: int) -> None:
         """Note that something is due at that time."""
         self.next_at = at if self.next_at is None else min(self.next_at, at)
 
-    def changes(self) -> Changes:
+    def build_changes(self) -> Changes:
         return Changes(
             ready=self.ready, next_at=self.next_at, ended=self.ended, news=tuple(self.news)
         )
 
-    def heads(self, ids: Iterable[str]) -> dict[str, sa.Row[Any]]:
+    def read_heads(self, ids: Iterable[str]) -> dict[str, sa.Row[Any]]:
         """The invocations of these ids, by id, without large columns."""
         distinct = list(dict.fromkeys(ids))
         rows = self.connection.execute(_BY_ID, {"ids": distinct})
         return {row.id: row for row in rows}
 
     def read_head(self, id_: str) -> sa.Row[Any] | None:
-        return self.heads([id_]).get(id_)
+        return self.read_heads([id_]).get(id_)
 
     def read_heads_by_number(self, numbers: Collection[int]) -> dict[int, sa.Row[Any]]:
         """The invocations of these numbers; without the length of their journals."""

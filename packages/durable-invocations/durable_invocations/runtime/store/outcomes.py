@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
-from durable_invocations.protocol.failures import RunAttempts
+from durable_invocations.protocol.failures import FailedExecutions
 from durable_invocations.protocol.frames import Frame
 from durable_invocations.protocol.results import Result
 from durable_invocations.runtime.store.deployments import Deployment
@@ -68,7 +68,7 @@ class Claimed:
     """Since the last entry was stored."""
     stored_at: int = 0
     """When the last entry was stored; milliseconds since 1970."""
-    run_attempts: tuple[RunAttempts, ...] = ()
+    run_attempts: tuple[FailedExecutions, ...] = ()
     """Of Runs that are not stored, from the last error."""
 
     @property

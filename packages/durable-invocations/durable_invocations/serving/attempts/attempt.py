@@ -10,7 +10,7 @@ from dataclasses import replace
 from typing import Any, TypeVar
 
 from durable_invocations.errors import DurableError
-from durable_invocations.journal.handler_events import Finished, RunBegun
+from durable_invocations.journal.handler_events import RunBegun, RunFinished
 from durable_invocations.journal.state import EagerState
 from durable_invocations.protocol import kinds
 from durable_invocations.protocol.decoding import Limits
@@ -56,9 +56,9 @@ class HandlerAttempt(Steps):
         self.handler = handler
         self.clock = clock
         """The wall clock, in seconds."""
-        self.actions: set[asyncio.Task[None]] = set()
+        self.run_tasks: set[asyncio.Task[None]] = set()
         """Runs under way."""
-        self._runs: dict[int, Action] = {}
+        self._actions: dict[int, Action] = {}
         self._executing: dict[int, asyncio.Future[None]] = {}
         self._failing = False
         """Whether a run has failed, and others may still end before it is reported."""
@@ -86,12 +86,12 @@ class HandlerAttempt(Steps):
         values = {entry.key: entry.value for entry in self.start.state_map}
         self._state = EagerState(values, partial=self.start.partial_state)
         recorded = self.journal.recorded[0]
-        self.enter(make_frame(pb.InputEntryMessage()))
+        self.issue(make_frame(pb.InputEntryMessage()))
         return recorded.message()
 
     def end(self, output: pb.OutputEntryMessage) -> None:
         """Issue the invocation's output, and end it once all runs have ended."""
-        self.enter(make_frame(output), self.handler.line)
+        self.issue(make_frame(output), self.handler.line)
         self.journal.end()
 
     def get_state(self, message: Any, parse: Callable[[Result], T]) -> Operation[T]:
@@ -100,11 +100,11 @@ class HandlerAttempt(Steps):
         result = self._state.get(message.key) if keyed else self._state.keys()
         if result is not None:
             set_result(message, result, kinds.GET_STATE if keyed else kinds.GET_STATE_KEYS)
-        return self.operation(message, parse)
+        return self.issue_operation(message, parse)
 
     def update_state(self, message: Any) -> None:
         """Issue an entry that changes the state, and apply it to the local copy."""
-        self.record(message)
+        self.issue_unawaited(message)
         if isinstance(message, pb.SetStateEntryMessage):
             self._state.set(message.key, message.value)
         elif isinstance(message, pb.ClearStateEntryMessage):
@@ -116,9 +116,9 @@ class HandlerAttempt(Steps):
         """Begin a run, if it is not recorded."""
         operation = Operation(self, make_value_parser(action.serde))
         entry = make_frame(pb.RunEntryMessage(name=action.name), requires_ack=True)
-        self._runs[self.journal.issued] = action
-        self.begin(operation, entry, RunBegun)
-        self._runs.pop(operation.index, None)
+        self._actions[self.journal.issued] = action
+        self.attach_and_issue(operation, entry, RunBegun)
+        self._actions.pop(operation.index, None)
         return operation
 
     async def wait_first(self, operations: Sequence[Operation[Any]]) -> Operation[Any]:
@@ -139,13 +139,13 @@ class HandlerAttempt(Steps):
             key=lambda operation: operation.order,
         )
         journaled = Operation(self, ignore_result)
-        self.begin(journaled, choices.make_choice_entry(chosen.index), result=EMPTY)
+        self.attach_and_issue(journaled, choices.make_choice_entry(chosen.index), result=EMPTY)
         await journaled
         return chosen
 
     def _replay_choice(self, operations: Sequence[Operation[Any]]) -> Operation[Any]:
         recorded = self.journal.recorded[0]
-        index = self.enter(choices.make_choice_entry())
+        index = self.issue(choices.make_choice_entry())
         try:
             return choices.find_chosen(recorded, index, operations, where())
         except ProtocolError as error:
@@ -155,9 +155,9 @@ class HandlerAttempt(Steps):
     def _execute_run(self, index: int) -> None:
         loop = asyncio.get_running_loop()
         self._executing[index] = loop.create_future()
-        task = loop.create_task(self._run_action(index, self._runs[index]))
-        self.actions.add(task)
-        task.add_done_callback(self.actions.discard)
+        task = loop.create_task(self._run_action(index, self._actions[index]))
+        self.run_tasks.add(task)
+        task.add_done_callback(self.run_tasks.discard)
 
     async def _run_action(self, index: int, action: Action) -> None:
         """Execute a run, and journal how it ended; a cancellation ends it too."""
@@ -181,7 +181,7 @@ class HandlerAttempt(Steps):
         if isinstance(result, Failure):
             counter.give_up(index, action.name, result)
         self.journal.results[index] = result
-        self.journal.step(Finished(index=index, entry=make_frame(message, requires_ack=True)))
+        self.journal.step(RunFinished(index=index, entry=make_frame(message, requires_ack=True)))
 
     async def _fail_by_run(self, error_report: ErrorReport) -> None:
         """End the attempt with the first run that failed.

@@ -6,7 +6,7 @@ from collections.abc import Iterable
 from dataclasses import replace
 from typing import Any
 
-from durable_invocations.protocol.failures import MOST_RUN_NAME, Failure, RunAttempts
+from durable_invocations.protocol.failures import MOST_RUN_NAME, FailedExecutions, Failure
 from durable_invocations.serving.attempts.running import PriorTries
 
 
@@ -18,7 +18,7 @@ class RunCounter:
     since the last entry was stored.
     """
 
-    def __init__(self, start: Any, run_attempts: Iterable[RunAttempts] | None) -> None:
+    def __init__(self, start: Any, run_attempts: Iterable[FailedExecutions] | None) -> None:
         self._start = start
         self._kept = None if run_attempts is None else {run.index: run for run in run_attempts}
 
@@ -45,15 +45,15 @@ class RunCounter:
         self._kept[index] = replace(attempts, count=attempts.count + 1, milliseconds=spent)
 
     @property
-    def run_attempts(self) -> tuple[RunAttempts, ...] | None:
+    def run_attempts(self) -> tuple[FailedExecutions, ...] | None:
         """What the runtime should keep; None if it does not support that."""
         return None if self._kept is None else tuple(self._kept.values())
 
-    def _get_attempts(self, index: int, name: str) -> RunAttempts:
+    def _get_attempts(self, index: int, name: str) -> FailedExecutions:
         attempts = (self._kept or {}).get(index)
         name = name[:MOST_RUN_NAME]
         if attempts is None or attempts.name != name:
-            return RunAttempts(index=index, name=name, count=0, milliseconds=0)
+            return FailedExecutions(index=index, name=name, count=0, milliseconds=0)
         return attempts
 
     def _get_first_tries(self, index: int) -> PriorTries:

@@ -76,7 +76,7 @@ class Journaling:
         if result is not None:
             self.results[operation.index] = result
 
-    def enter(
+    def issue(
         self, entry: Frame, where: str, event: Callable[..., events.InEvent] = events.Issued
     ) -> int:
         """Issue an entry: match it with the recorded one, or send it; returns its index.

@@ -36,17 +36,17 @@ class Steps:
         """How many entries the journal may have."""
         self._turns = 0
 
-    def record(self, message: Any) -> int:
+    def issue_unawaited(self, message: Any) -> int:
         """Issue an entry without a result; returns its index."""
-        return self.enter(make_frame(message))
+        return self.issue(make_frame(message))
 
-    def operation(self, message: Any, parse: Callable[[Result], T]) -> Operation[T]:
+    def issue_operation(self, message: Any, parse: Callable[[Result], T]) -> Operation[T]:
         """Issue an entry with a result."""
         operation = Operation(self, parse)
-        self.begin(operation, make_frame(message))
+        self.attach_and_issue(operation, make_frame(message))
         return operation
 
-    def begin(
+    def attach_and_issue(
         self,
         operation: Operation[Any],
         entry: Frame,
@@ -56,12 +56,12 @@ class Steps:
         """Issue an entry for `operation`, which gets its result; `result` once it is stored."""
         self._check_entry(entry)
         self.journal.attach_operation(operation, result)
-        self.journal.enter(entry, where(), event)
+        self.journal.issue(entry, where(), event)
 
-    def enter(self, entry: Frame, line: str = "") -> int:
+    def issue(self, entry: Frame, line: str = "") -> int:
         """Issue an entry; returns its index. `line` is the handler's if not the calling one."""
         self._check_entry(entry)
-        return self.journal.enter(entry, line or where())
+        return self.journal.issue(entry, line or where())
 
     async def wait_operation(self, operation: Operation[Any]) -> None:
         """Wait until an operation is done."""

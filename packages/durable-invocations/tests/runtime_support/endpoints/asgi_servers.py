@@ -23,11 +23,12 @@ class Served:
 
 
 def bound():
-    made = socket.socket()
-    made.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-    made.bind(("127.0.0.1", 0))
-    made.listen(128)
-    return made, made.getsockname()[1]
+    """A socket that listens, and its port."""
+    listening = socket.socket()
+    listening.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+    listening.bind(("127.0.0.1", 0))
+    listening.listen(128)
+    return listening, listening.getsockname()[1]
 
 
 @contextmanager
@@ -52,12 +53,12 @@ def hypercorn_of(app, *, certificate=None, **options):
     loop = asyncio.new_event_loop()
     stopping = asyncio.Event()
 
-    async def served():
+    async def run_and_cancel():
         await hypercorn.asyncio.serve(app, config, shutdown_trigger=stopping.wait, mode="asgi")
-        left = asyncio.all_tasks() - {asyncio.current_task()}
-        for each in left:
-            each.cancel()
-        await asyncio.gather(*left, return_exceptions=True)
+        remaining = asyncio.all_tasks() - {asyncio.current_task()}
+        for task in remaining:
+            task.cancel()
+        await asyncio.gather(*remaining, return_exceptions=True)
         # Transports are closed by what the loop calls next.
         await asyncio.sleep(0)
 
@@ -66,7 +67,7 @@ def hypercorn_of(app, *, certificate=None, **options):
         try:
             # hypercorn 0.18 has a KeyError for data of a stream that it has answered already.
             with suppress(Exception):
-                loop.run_until_complete(served())
+                loop.run_until_complete(run_and_cancel())
             loop.run_until_complete(loop.shutdown_asyncgens())
         finally:
             loop.close()

@@ -15,7 +15,7 @@ from durable_invocations.protocol.versions import format_content_type
 ID = bytes(range(16))
 
 
-def scope_of(path, *, method="POST", version=3, http="1.1", headers=()):
+def make_scope(path, *, method="POST", version=3, http="1.1", headers=()):
     named = {"host": "127.0.0.1", "content-type": format_content_type(version), **dict(headers)}
     return {
         "type": "http",
@@ -33,87 +33,87 @@ def scope_of(path, *, method="POST", version=3, http="1.1", headers=()):
     }
 
 
-class Line:
-    """The two ends of one request: what the runtime says, and what the endpoint answers."""
+class AppStream:
+    """One request to an app: the test sends as the runtime, and receives what the app answers."""
 
     def __init__(self, app, path, **scope):
-        self._said = asyncio.Queue()
-        self._heard = asyncio.Queue()
+        self._requests = asyncio.Queue()
+        self._answers = asyncio.Queue()
         self.status = None
         self.headers = {}
         self.body = b""
         self.ended = False
-        self.begun = asyncio.Event()
+        self.answering = asyncio.Event()
         self._decoder = Decoder()
         self._frames = []
-        self.task = asyncio.create_task(self._run(app, scope_of(path, **scope)))
+        self.task = asyncio.create_task(self._run(app, make_scope(path, **scope)))
 
     async def _run(self, app, scope):
         try:
-            await app(scope, self._said.get, self._answered)
+            await app(scope, self._requests.get, self._take_answer)
         finally:
-            self._heard.put_nowait(None)
+            self._answers.put_nowait(None)
 
-    async def _answered(self, message):
+    async def _take_answer(self, message):
         if message["type"] == "http.response.start":
             self.status = message["status"]
             self.headers = {key.decode(): value.decode() for key, value in message["headers"]}
-            self.begun.set()
+            self.answering.set()
             return
         self.body += message.get("body", b"")
         self.ended = not message.get("more_body", False)
-        self._heard.put_nowait(message.get("body", b""))
+        self._answers.put_nowait(message.get("body", b""))
 
-    def say(self, *frames, more=True, data=b""):
-        body = data + b"".join(encode(each) for each in frames)
-        self._said.put_nowait({"type": "http.request", "body": body, "more_body": more})
+    def send(self, *frames, more=True, data=b""):
+        body = data + b"".join(map(encode, frames))
+        self._requests.put_nowait({"type": "http.request", "body": body, "more_body": more})
 
     def hang_up(self):
-        self._said.put_nowait({"type": "http.disconnect"})
+        self._requests.put_nowait({"type": "http.disconnect"})
 
-    async def hear(self, seconds=10):
+    async def receive(self, seconds=10):
         """The next frame; None once the answer is over."""
         while not self._frames:
-            body = await asyncio.wait_for(self._heard.get(), seconds)
+            body = await asyncio.wait_for(self._answers.get(), seconds)
             if body is None:
                 return None
             self._frames += self._decoder.feed(body)
         return self._frames.pop(0)
 
-    def waiting(self):
+    def take_received(self):
         """The frames that have come by now."""
-        while not self._heard.empty():
-            self._frames += self._decoder.feed(self._heard.get_nowait() or b"")
+        while not self._answers.empty():
+            self._frames += self._decoder.feed(self._answers.get_nowait() or b"")
         frames, self._frames = self._frames, []
         return frames
 
-    async def rest(self):
-        heard = []
-        while (each := await self.hear()) is not None:
-            heard.append(each)
-        return heard
+    async def receive_all(self):
+        frames = []
+        while (frame := await self.receive()) is not None:
+            frames.append(frame)
+        return frames
 
 
 @asynccontextmanager
-async def line(app, path, **scope):
-    """A request, of which nothing is left when the block ends."""
+async def open_request(app, path, **scope):
+    """Send a request; after the block, no task of it may be left."""
     before = asyncio.all_tasks()
-    made = Line(app, path, **scope)
+    stream = AppStream(app, path, **scope)
     try:
-        yield made
+        yield stream
     finally:
-        made.hang_up()
-        await asyncio.wait_for(made.task, 10)
-        left = asyncio.all_tasks() - before
-        assert left == set(), left
+        stream.hang_up()
+        await asyncio.wait_for(stream.task, 10)
+        remaining = asyncio.all_tasks() - before
+        assert remaining == set(), remaining
 
 
-async def asked(app, path, body=b"", **scope):
-    """Status, headers and body of one request."""
-    async with line(app, path, **scope) as made:
-        made.say(data=body, more=False)
-        await asyncio.wait_for(asyncio.shield(made.task), 10)
-    return made.status, made.headers, made.body
+async def request(app, path, body=b"", **scope):
+    """Status, headers and body of one answer."""
+    async with open_request(app, path, **scope) as stream:
+        stream.send(data=body, more=False)
+        await asyncio.wait_for(asyncio.shield(stream.task), 10)
+    return stream.status, stream.headers, stream.body
 
 
 class Journal:
@@ -130,9 +130,9 @@ class Journal:
         self.key = key
         self.retries = (0, 0)
         self.run_attempts = runs
-        """What it tells of runs; None: as a runtime that does not count their executions."""
-        given = [pb.Header(key=name, value=value) for name, value in headers]
-        self.entries = [make_frame(pb.InputEntryMessage(value=argument, headers=given))]
+        """The failed executions of runs; None: this runtime does not count them."""
+        headers = [pb.Header(key=name, value=value) for name, value in headers]
+        self.entries = [make_frame(pb.InputEntryMessage(value=argument, headers=headers))]
         self.last = None
 
     def start(self):
@@ -153,17 +153,17 @@ class Journal:
 
     async def attempt(self, commit=None):
         """Drive one attempt; keep the first `commit` new entries, and return all its frames."""
-        async with line(self.app, self.path, version=self.version) as made:
-            made.say(self.start(), *self.entries, more=False)
-            heard = await made.rest()
-        assert made.status == 200, made.body
-        assert made.ended
-        self.last = heard[-1].message()
+        async with open_request(self.app, self.path, version=self.version) as stream:
+            stream.send(self.start(), *self.entries, more=False)
+            frames = await stream.receive_all()
+        assert stream.status == 200, stream.body
+        assert stream.ended
+        self.last = frames[-1].message()
         if self.run_attempts is not None and isinstance(self.last, pb.ErrorMessage):
-            self.run_attempts = read_run_attempts(heard[-1].body)
-        new = [each for each in heard if each.kind.entry]
-        self.entries += new if commit is None else new[:commit]
-        return heard
+            self.run_attempts = read_run_attempts(frames[-1].body)
+        entries = [frame for frame in frames if frame.kind.entry]
+        self.entries += entries[:commit]
+        return frames
 
     def complete(self, index, result=EMPTY):
         result = Value(value=result) if isinstance(result, bytes) else result
@@ -174,7 +174,7 @@ class Journal:
 
     @property
     def kinds(self):
-        return [each.kind.name for each in self.entries]
+        return names(self.entries)
 
     @property
     def output(self):
@@ -182,8 +182,8 @@ class Journal:
         return self.entries[-1].message()
 
 
-def journal_of(function, argument=b"", *, kind=Service, mark="handler", app=None, **options):
-    """The invocation of a handler, that of a service which has no other."""
+def make_journal(function, argument=b"", *, kind=Service, mark="handler", app=None, **options):
+    """The invocation of this function, as the only handler of the service S."""
     service = kind("S")
     getattr(service, mark)(function)
     path = f"S/{function.__name__}"
@@ -195,20 +195,16 @@ def attempt(journal, commit=None):
     return names(asyncio.run(journal.attempt(commit)))
 
 
-def output_of(journal):
-    """Drive one attempt, with which the invocation ends."""
+def drive_to_output(journal):
+    """Drive the attempt that ends the invocation; its output."""
     attempt(journal)
     return journal.output.value
 
 
 def names(frames):
-    return [each.kind.name for each in frames]
+    return [frame.kind.name for frame in frames]
 
 
-def told(index, result=EMPTY):
+def completion(index, result=EMPTY):
     """A completion, for full duplex."""
     return make_completion(index, Value(value=result) if isinstance(result, bytes) else result)
-
-
-def ack(index):
-    return make_frame(pb.EntryAckMessage(entry_index=index))

@@ -13,8 +13,8 @@ def certificate(folder, *, address="127.0.0.1", host="", days=(-1, 1)):
     key = ec.generate_private_key(ec.SECP256R1())
     name = x509.Name([x509.NameAttribute(x509.NameOID.COMMON_NAME, "services")])
     now = dt.datetime.now(tz=dt.timezone.utc)
-    here = x509.DNSName(host) if host else x509.IPAddress(ip_address(address))
-    made = (
+    subject = x509.DNSName(host) if host else x509.IPAddress(ip_address(address))
+    signed = (
         x509.CertificateBuilder()
         .subject_name(name)
         .issuer_name(name)
@@ -22,7 +22,7 @@ def certificate(folder, *, address="127.0.0.1", host="", days=(-1, 1)):
         .serial_number(1)
         .not_valid_before(now + dt.timedelta(days=days[0]))
         .not_valid_after(now + dt.timedelta(days=days[1]))
-        .add_extension(x509.SubjectAlternativeName([here]), critical=False)
+        .add_extension(x509.SubjectAlternativeName([subject]), critical=False)
         .add_extension(x509.BasicConstraints(ca=True, path_length=None), critical=True)
         .sign(key, hashes.SHA256())
     )
@@ -30,5 +30,5 @@ def certificate(folder, *, address="127.0.0.1", host="", days=(-1, 1)):
         serialization.Encoding.PEM, serialization.PrivateFormat.PKCS8, serialization.NoEncryption()
     )
     (folder / "key.pem").write_bytes(private)
-    (folder / "certificate.pem").write_bytes(made.public_bytes(serialization.Encoding.PEM))
+    (folder / "certificate.pem").write_bytes(signed.public_bytes(serialization.Encoding.PEM))
     return str(folder / "certificate.pem"), str(folder / "key.pem")

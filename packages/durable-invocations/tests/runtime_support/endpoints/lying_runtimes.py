@@ -1,4 +1,4 @@
-"""Servers that a client takes for a runtime, and that are none."""
+"""Servers that are no runtime of invocations, for a client that takes them for one."""
 
 import socket
 import threading
@@ -22,7 +22,7 @@ LIES = {
 
 @contextmanager
 def lying(answer, drip=b""):
-    """The address of a server that answers so, whatever it is asked; then it drips on and on."""
+    """The address of a server that answers any request so, then sends `drip` without end."""
     listening, port = bound()
     ended = threading.Event()
 
@@ -53,6 +53,7 @@ def lying(answer, drip=b""):
 
 @contextmanager
 def lied_to(answer, drip=b"", **options):
+    """A client of such a server."""
     with lying(answer, drip) as url, Client(url, **options) as client:
         yield client
 

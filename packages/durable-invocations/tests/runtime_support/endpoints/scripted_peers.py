@@ -1,12 +1,17 @@
-"""Peers that answer as a test says, byte by byte or frame by frame, and who asks them."""
+"""Peers that answer as a test says, byte by byte or frame by frame."""
 
 import asyncio
-from contextlib import asynccontextmanager
+from contextlib import AsyncExitStack, asynccontextmanager
 
 import h2.config
 import h2.connection
 import h2.events
 import h2.settings
+
+from durable_invocations.runtime.http.exchange import Address, Request
+from durable_invocations.runtime.http.http2 import Http2
+
+POST = Request(method="POST", path="/x")
 
 
 @asynccontextmanager
@@ -28,8 +33,8 @@ async def raw_peer(talk):
         yield f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}"
     finally:
         server.close()
-        for each in tasks:
-            each.cancel()
+        for task in tasks:
+            task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
 
 
@@ -49,37 +54,50 @@ async def h2_peer(answer, settings=()):
         connection.initiate_connection()
         writer.write(connection.data_to_send())
         while data := await reader.read(65_536):
-            ended = [answer(connection, event) for event in connection.receive_data(data)]
+            results = [answer(connection, event) for event in connection.receive_data(data)]
             writer.write(connection.data_to_send())
             await writer.drain()
-            if any(each is not None for each in ended):
+            if any(result is not None for result in results):
                 return
 
     async with raw_peer(talk) as url:
         yield url
 
 
-def answered(connection, number, body=b"", *, end=True):
+def send_response(connection, number, body=b"", *, end=True):
     """Send a response with status 200."""
     connection.send_headers(number, [(":status", "200"), ("content-type", "text/x")])
     connection.send_data(number, body, end_stream=end)
 
 
-def asked(event):
+def is_request(event):
     return isinstance(event, h2.events.RequestReceived)
 
 
 @asynccontextmanager
-async def asking(pool):
-    """A client or its connections, closed at the end."""
+async def closing(pool):
+    """A client, its connections or an exchange, until the block ends."""
     try:
         yield pool
     finally:
         await pool.close()
 
 
-async def whole(exchange):
-    found = bytearray()
+@asynccontextmanager
+async def connect(peer, **options):
+    """A function that opens an HTTP/2 exchange with this peer, until the block ends."""
+    async with AsyncExitStack() as stack:
+        address = Address.parse(await stack.enter_async_context(peer))
+        pool = await stack.enter_async_context(closing(Http2(**options)))
+
+        async def open_exchange(request=POST):
+            return await stack.enter_async_context(closing(await pool.open(address, request)))
+
+        yield open_exchange
+
+
+async def read_body(exchange):
+    body = bytearray()
     while part := await exchange.receive():
-        found += part
-    return bytes(found)
+        body += part
+    return bytes(body)

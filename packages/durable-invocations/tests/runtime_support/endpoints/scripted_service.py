@@ -33,7 +33,8 @@ class Stream:
         self.headers = {name.decode(): value.decode() for name, value in scope["headers"]}
         self._receive, self._send = receive, send
         self._decoder, self._frames = Decoder(), []
-        self.open, self.begun = True, False
+        self.start, self.entries = None, []
+        self.open, self.answering = True, False
         self.broken = False
         """Whether the runtime broke the stream off."""
         self.last = False
@@ -50,23 +51,24 @@ class Stream:
         self.entries = [await self.next() for _ in range(self.start.known_entries)]
 
     async def begin(self, status=200, kind=None):
-        self.begun = True
+        self.answering = True
         kind = kind or self.headers["content-type"]
         headers = [(b"content-type", kind.encode())]
         await self._send({"type": "http.response.start", "status": status, "headers": headers})
 
     async def raw(self, data, *, more=True):
-        if not self.begun:
+        if not self.answering:
             await self.begin()
         await self._send({"type": "http.response.body", "body": data, "more_body": more})
 
     async def send(self, *messages, **flags):
         """Send frames, or messages with flags (`requires_ack`, `completed`)."""
         frames = [
-            each if isinstance(each, Frame) else make_frame(each, **flags) for each in messages
+            message if isinstance(message, Frame) else make_frame(message, **flags)
+            for message in messages
         ]
         self.last = frames[-1].code in LAST
-        await self.raw(b"".join(encode(each) for each in frames))
+        await self.raw(b"".join(map(encode, frames)))
 
     async def output(self, value=b"null"):
         await self.send(pb.OutputEntryMessage(value=value), pb.EndMessage())
@@ -85,9 +87,9 @@ class Stream:
 
 
 class Scripted:
-    """An ASGI app: `script(stream, number)` for the attempt of that number, from 1.
+    """An ASGI app that runs `script(stream, number)` for each attempt, which are counted from 1.
 
-    The script goes on from the replay, which its stream has as `start` and `entries`.
+    The script begins after the replay, which its stream has as `start` and `entries`.
     """
 
     def __init__(self, script, newest=3):

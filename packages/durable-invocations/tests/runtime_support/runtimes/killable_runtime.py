@@ -1,10 +1,9 @@
-"""A runtime in a process of its own, which kills itself at a transaction that it is told.
+"""A runtime in its own process, which kills itself at the transaction that its arguments name.
 
     python -m runtime_support.runtimes.killable_runtime FOLDER before|after OPERATION NUMBER AHEAD
 
-`OPERATION` is a class of operations.py; the transaction is the NUMBERth that has one of them.
-`AHEAD` is how many seconds its clock is ahead.
-`before`: nothing of it is stored; `after`: it is stored, and nobody was told.
+It is the NUMBERth transaction with an OPERATION, a class of operations.py. `before`: it is not
+stored; `after`: it is stored, and nobody knows. The clock is AHEAD seconds ahead.
 """
 
 import asyncio

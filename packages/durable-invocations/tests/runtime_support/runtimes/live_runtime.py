@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from durable_invocations.app import serve_store
+from durable_invocations.app import build_runtime_app
 from durable_invocations.client.client import Client
 from durable_invocations.runtime.retries import RetryPolicy
 from durable_invocations.runtime.settings import RuntimeSettings
@@ -39,7 +39,7 @@ def running(folder: Path, policy: RetryPolicy = IMPATIENT, *, token: str = "") -
     """Yield a runtime whose invocations are in SQLite in `folder`."""
     store = SqlStore(open_database(f"sqlite:///{folder / 'invocations.sqlite'}"))
     store.ensure()
-    app = serve_store(store, RuntimeSettings(policy=policy), token=token)
+    app = build_runtime_app(store, RuntimeSettings(policy=policy), token=token)
     with ExitStack() as stack:
         url = stack.enter_context(uvicorn_of(app, lifespan="on")).url
         client = stack.enter_context(Client(url, token))

@@ -1,4 +1,4 @@
-"""A store of invocations with three services, worked by hand: a runtime without HTTP."""
+"""A store of invocations with three services, without a runtime: a test does its operations."""
 
 from contextlib import contextmanager
 
@@ -44,6 +44,8 @@ SERVICES = (
     ),
 )
 FIRST = Deployment(id="first", url="http://127.0.0.1:9080")
+CALL = pb.CallEntryMessage(service_name="Plain", handler_name="go")
+AWAKEABLE = pb.AwakeableEntryMessage()
 CANCELED, KILLED = Failure(code=409, message="canceled"), Failure(code=409, message="killed")
 ERROR = ErrorReport(code=500, message="broke", description="in line 1")
 
@@ -52,15 +54,15 @@ def value(data):
     return Value(value=data)
 
 
-def awakeable_of(claimed, index):
-    return awakeables.make_awakeable_id(ids.parse_id(claimed.id), index)
+def make_awakeable_id(claim, index):
+    return awakeables.make_awakeable_id(ids.parse_id(claim.id), index)
 
 
-def submission(path="Plain/go", **more):
-    """What submits by `Service/handler` or `Service/key/handler`."""
+def make_submission(path="Plain/go", **fields):
+    """Submits to `Service/handler` or `Service/key/handler`."""
     service, *key, handler = path.split("/")
-    named = {"id": ids.format_id(ids.make_id()), "service": service, "handler": handler}
-    return op.Submit(key="".join(key), **(named | more))
+    target = {"id": ids.format_id(ids.make_id()), "service": service, "handler": handler}
+    return op.Submit(key="".join(key), **(target | fields))
 
 
 class DiedError(BaseException):
@@ -68,8 +70,8 @@ class DiedError(BaseException):
 
 
 @contextmanager
-def dying(engine, at):
-    """Die before the statement of that number; from 1 on, locks left out; 0: never."""
+def die_at(engine, at):
+    """Raise before the statement of this number, counted from 1 without locks; 0: never."""
     count = 0
 
     def before(_connection, _cursor, statement, *_):
@@ -86,7 +88,7 @@ def dying(engine, at):
 
 
 class Desk:
-    """Does operations one by one, each in a transaction of its own."""
+    """A runtime's operations, which a test does one by one, each in its own transaction."""
 
     def __init__(self, engine, watch=None, *, owner="one", services=SERVICES):
         self.watch = watch or Watch(1_000)
@@ -101,39 +103,55 @@ class Desk:
     def now(self):
         return int(self.watch().timestamp() * 1_000)
 
-    def submit(self, path="Plain/go", argument=b"", **more):
-        """Submit as `submission` says; the outcome."""
-        return self.do(submission(path, argument=argument, **more))
+    def submit(self, path="Plain/go", argument=b"", **fields):
+        """Submit to this path, as `make_submission` does; the outcome."""
+        return self.do(make_submission(path, argument=argument, **fields))
 
-    def claim(self, most=10, owner=None, **more):
-        return self.do(op.Claim(owner=owner or self.owner, most=most, **more))
+    def claim(self, most=10, owner=None, **fields):
+        return self.do(op.Claim(owner=owner or self.owner, most=most, **fields))
 
-    def begun(self, path="Plain/go", argument=b"", **more):
-        """Submit an invocation, and claim it: the claim."""
-        made = self.submit(path, argument, **more)
-        (mine,) = [each for each in self.claim() if each.id == made.id]
-        return mine
+    def claim_one(self, id_=None):
+        """Claim what is ready: the claim of this invocation, or else the only claim."""
+        (claim,) = [claim for claim in self.claim() if id_ in {None, claim.id}]
+        return claim
 
-    def commit(self, claimed, message, index=None, **more):
-        """Commit a message as the next entry of the journal, else at `index`."""
-        at = len(self.store.read_journal(claimed.id)) if index is None else index
-        sent = make_frame(message, **more)
-        return self.do(op.CommitEntry(id=claimed.id, fence=claimed.fence, index=at, frame=sent))
+    def begin(self, path="Plain/go", argument=b"", **fields):
+        """Submit an invocation, and claim it; the claim."""
+        return self.claim_one(self.submit(path, argument, **fields).id)
 
-    def suspend(self, claimed, *indexes):
-        return self.do(op.Suspend(id=claimed.id, fence=claimed.fence, indexes=indexes))
+    def commit(self, claim, message, index=None, **flags):
+        """Commit a message at this index of the journal, or as the next entry."""
+        at = len(self.store.read_journal(claim.id)) if index is None else index
+        frame = make_frame(message, **flags)
+        return self.do(op.CommitEntry(id=claim.id, fence=claim.fence, index=at, frame=frame))
 
-    def finish(self, claimed, data=b"done", *, failure=None):
+    def suspend(self, claim, *indexes):
+        return self.do(op.Suspend(id=claim.id, fence=claim.fence, indexes=indexes))
+
+    def finish(self, claim, data=b"done", *, failure=None):
         """Commit the output, and end the invocation."""
         message = pb.OutputEntryMessage(value=data)
         if failure is not None:
             message = pb.OutputEntryMessage(failure=failure.written())
-        self.commit(claimed, message)
-        return self.do(op.Finish(id=claimed.id, fence=claimed.fence))
+        self.commit(claim, message)
+        return self.do(op.Finish(id=claim.id, fence=claim.fence))
 
-    def fail(self, claimed, seconds=0.0, error=ERROR):
+    def finish_all(self):
+        """Claim and finish until nothing is ready; the ids of each round of claims."""
+        rounds = []
+        while claims := self.claim():
+            rounds.append([claim.id for claim in claims])
+            for claim in claims:
+                self.finish(claim)
+        return rounds
+
+    def fail(self, claim, seconds=0.0, error=ERROR):
         at = self.now + int(seconds * 1_000)
-        return self.do(op.Fail(id=claimed.id, fence=claimed.fence, error=error, next_at=at))
+        return self.do(op.Fail(id=claim.id, fence=claim.fence, error=error, next_at=at))
+
+    def find_child(self, claim, index):
+        """The id of the invocation that the call at this index made."""
+        return self.store.read_journal(claim.id)[index].child
 
     def result(self, id_):
         return self.store.read_results([id_])[id_]
@@ -142,6 +160,6 @@ class Desk:
         return self.store.invocation(id_).status.label
 
     def fire(self, after=0, **more):
-        """Fire what is due so many seconds later."""
+        """Fire what is due after so many seconds."""
         self.watch.move(after)
         return self.do(op.Fire(now=self.now, **more))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import inspect
 import json
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
@@ -22,8 +23,8 @@ AT_ONCE = RetryPolicy(initial=0.001, factor=1, cap=0.001, attempts=5)
 
 
 @dataclass
-class Driven:
-    """Invokes, and waits for what becomes of it."""
+class Driver:
+    """Invokes handlers at a runtime, and waits for the results."""
 
     runtime: Runtime
 
@@ -32,15 +33,15 @@ class Driven:
         return self.runtime.store
 
     async def submit(self, target, argument=None, *, key="", at=0, idempotency_key=None):
-        """`Service/handler`; the invocation's id."""
+        """Invoke `Service/handler`; the invocation's id."""
         service, handler = target.split("/")
-        asked = Submit(
+        submission = Submit(
             id=ids.format_id(ids.make_id()), service=service, handler=handler, key=key,
             argument=json.dumps(argument).encode(), at=at, idempotency_key=idempotency_key,
         )  # fmt: skip
-        made = await self.runtime.do(asked)
-        assert isinstance(made, Submitted), made
-        return made.id
+        outcome = await self.runtime.do(submission)
+        assert isinstance(outcome, Submitted), outcome
+        return outcome.id
 
     async def end(self, id_):
         return await asyncio.wait_for(self.runtime.wait_for_result(id_), SECONDS)
@@ -53,21 +54,25 @@ class Driven:
 
     async def until(self, id_, *statuses):
         """Wait until the invocation has one of these statuses."""
-        return await until(lambda: self._standing(id_, statuses))
 
-    async def _standing(self, id_, statuses):
-        found = await self.runtime.read(self.store.invocation, id_)
-        return found if found.status in statuses else None
+        async def read():
+            invocation = await self.runtime.read(self.store.invocation, id_)
+            return invocation if invocation.status in statuses else None
+
+        return await until(read)
 
     def journal(self, id_):
         return self.store.read_journal(id_)
 
 
-async def until(found, seconds=SECONDS):
-    """Ask again and again until there is something; then return it."""
+async def until(read, seconds=SECONDS):
+    """Call `read`, which may be a coroutine function, until its result is true; return that."""
     for _ in range(int(seconds / 0.005)):
-        if (what := await found()) is not None:
-            return what
+        value = read()
+        if inspect.isawaitable(value):
+            value = await value
+        if value:
+            return value
         await asyncio.sleep(0.005)
     raise AssertionError(f"it did not come within {seconds} s")
 
@@ -82,7 +87,7 @@ def store_at(folder, clock=None, database=None):
 
 @asynccontextmanager
 async def running(folder, *urls, clock=None, database=None, **settings):
-    """A runtime that knows these deployments; settings are quick ones unless given."""
+    """A runtime with these deployments registered, and quick settings unless others are given."""
     clock = clock or SteadyClock()
     store = store_at(folder, clock, database)
     quick = {"policy": AT_ONCE, "poll": 0.05, "beat": 0.05, "silent": 10.0} | settings
@@ -90,6 +95,6 @@ async def running(folder, *urls, clock=None, database=None, **settings):
         async with Runtime(store, RuntimeSettings(**quick), clock=clock) as runtime:
             for url in urls:
                 await runtime.register(url)
-            yield Driven(runtime)
+            yield Driver(runtime)
     finally:
         store.engine.dispose()

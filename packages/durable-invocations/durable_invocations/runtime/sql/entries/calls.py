@@ -11,36 +11,36 @@ from durable_invocations.protocol import ids, kinds
 from durable_invocations.protocol.failures import Failure
 from durable_invocations.protocol.results import EMPTY, Result, Value
 from durable_invocations.runtime.sql.entries.invocation import (
-    ACTED,
+    NO_EFFECT,
     CommittingInvocation,
     EntryEffect,
     make_violation,
 )
-from durable_invocations.runtime.sql.lifecycle.completing import wait
+from durable_invocations.runtime.sql.lifecycle.completing import register_wait
 from durable_invocations.runtime.sql.lifecycle.stopping import cancel as stop
 from durable_invocations.runtime.sql.lifecycle.submitting import submit
 from durable_invocations.runtime.sql.lookup import find_invocation, find_result
 from durable_invocations.runtime.sql.packing import unpack_result
 from durable_invocations.runtime.sql.tables import JOURNAL
-from durable_invocations.runtime.sql.transaction import NOT_FOUND, StoreTransaction
+from durable_invocations.runtime.sql.transaction import NOT_FOUND, UnitOfWork
 from durable_invocations.runtime.store.operations import Cancel, Submit
 from durable_invocations.runtime.store.outcomes import OperationRefusal, Submitted
 
 
 def call(
-    work: StoreTransaction, invocation: CommittingInvocation, message: Any
+    work: UnitOfWork, invocation: CommittingInvocation, message: Any
 ) -> EntryEffect | OperationRefusal:
     """Invoke a handler; the entry is completed when that invocation ends."""
     submitted = _submit_call(work, invocation, message, at=0)
     if isinstance(submitted, OperationRefusal):
         return submitted
     if submitted.result is None:
-        wait(work, submitted.id, (invocation.number, invocation.length))
+        register_wait(work, submitted.id, (invocation.number, invocation.length))
     return EntryEffect(child=submitted.id, result=submitted.result)
 
 
 def call_one_way(
-    work: StoreTransaction, invocation: CommittingInvocation, message: Any
+    work: UnitOfWork, invocation: CommittingInvocation, message: Any
 ) -> EntryEffect | OperationRefusal:
     """Invoke a handler, now or at a time, without waiting."""
     submitted = _submit_call(work, invocation, message, at=message.invoke_time)
@@ -48,7 +48,7 @@ def call_one_way(
 
 
 def get_id(
-    work: StoreTransaction, invocation: CommittingInvocation, message: Any
+    work: UnitOfWork, invocation: CommittingInvocation, message: Any
 ) -> EntryEffect | OperationRefusal:
     """Complete a GetCallInvocationId at once."""
     target = _find_called(work, invocation, message.call_entry_index)
@@ -58,7 +58,7 @@ def get_id(
 
 
 def cancel(
-    work: StoreTransaction, invocation: CommittingInvocation, message: Any
+    work: UnitOfWork, invocation: CommittingInvocation, message: Any
 ) -> EntryEffect | OperationRefusal:
     """Cancel an invocation; does nothing if it is unknown or has ended."""
     target = _find_target(work, invocation, message)
@@ -66,11 +66,11 @@ def cancel(
         return target
     if isinstance(target, str):
         stop(work, Cancel(id=target))
-    return ACTED
+    return NO_EFFECT
 
 
 def attach(
-    work: StoreTransaction, invocation: CommittingInvocation, message: Any
+    work: UnitOfWork, invocation: CommittingInvocation, message: Any
 ) -> EntryEffect | OperationRefusal:
     """Complete an AttachInvocation when its target ends; with a failure if it is unknown."""
     target = _find_target(work, invocation, message)
@@ -78,13 +78,13 @@ def attach(
         return _answer_untargeted(target, message)
     exists, outcome = find_result(work.connection, target)
     if exists and outcome is None:
-        wait(work, target, (invocation.number, invocation.length))
-        return ACTED
+        register_wait(work, target, (invocation.number, invocation.length))
+        return NO_EFFECT
     return EntryEffect(result=outcome or _make_no_target(message))
 
 
 def output(
-    work: StoreTransaction, invocation: CommittingInvocation, message: Any
+    work: UnitOfWork, invocation: CommittingInvocation, message: Any
 ) -> EntryEffect | OperationRefusal:
     """Complete a GetInvocationOutput at once: empty if the target has not ended."""
     target = _find_target(work, invocation, message)
@@ -95,7 +95,7 @@ def output(
 
 
 def _submit_call(
-    work: StoreTransaction, invocation: CommittingInvocation, message: Any, *, at: int
+    work: UnitOfWork, invocation: CommittingInvocation, message: Any, *, at: int
 ) -> Submitted | OperationRefusal:
     submission = Submit(
         id=ids.format_id(ids.make_id()),
@@ -112,7 +112,7 @@ def _submit_call(
 
 
 def _find_target(
-    work: StoreTransaction, invocation: CommittingInvocation, message: Any
+    work: UnitOfWork, invocation: CommittingInvocation, message: Any
 ) -> str | Failure | OperationRefusal | None:
     """The id of the entry's target; None if it is unknown. Else as `_find_called`."""
     which = message.WhichOneof("target")
@@ -135,7 +135,7 @@ def _find_target(
 
 
 def _find_called(
-    work: StoreTransaction, invocation: CommittingInvocation, index: int
+    work: UnitOfWork, invocation: CommittingInvocation, index: int
 ) -> str | Failure | OperationRefusal:
     """The id of the invocation that a call began; the failure of a canceled call."""
     conditions = (

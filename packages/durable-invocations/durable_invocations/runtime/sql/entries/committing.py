@@ -12,24 +12,24 @@ from durable_invocations.protocol.failures import ProtocolError
 from durable_invocations.protocol.frames import Frame
 from durable_invocations.runtime.sql.entries import calls, promises, states, waiting
 from durable_invocations.runtime.sql.entries.invocation import (
-    ACTED,
-    Action,
+    NO_EFFECT,
     CommittingInvocation,
+    EntryAction,
     EntryEffect,
     make_violation,
 )
 from durable_invocations.runtime.sql.lifecycle.stopping import CANCEL, update_invocation
 from durable_invocations.runtime.sql.packing import pack_result, unpack_result
 from durable_invocations.runtime.sql.tables import JOURNAL, JOURNAL_TABLE
-from durable_invocations.runtime.sql.transaction import FENCED, StoreTransaction, is_fenced
+from durable_invocations.runtime.sql.transaction import FENCED, UnitOfWork, is_fenced
 from durable_invocations.runtime.store.operations import CommitEntry
 from durable_invocations.runtime.store.outcomes import CommittedEntry, OperationRefusal
 from sql_transactions.row_values import escape_nul
 
-ACTIONS: Mapping[int, Action] = {
-    kinds.GET_STATE.code: states.require_key(states.get),
+ACTIONS: Mapping[int, EntryAction] = {
+    kinds.GET_STATE.code: states.require_key(states.get_value),
     kinds.GET_STATE_KEYS.code: states.require_key(states.get_keys),
-    kinds.SET_STATE.code: states.require_key(states.put_state_entry),
+    kinds.SET_STATE.code: states.require_key(states.set_value),
     kinds.CLEAR_STATE.code: states.require_key(states.clear),
     kinds.CLEAR_ALL_STATE.code: states.require_key(states.clear_all),
     kinds.GET_PROMISE.code: promises.require_workflow(promises.get),
@@ -62,17 +62,17 @@ _STORED = sa.select(JOURNAL.code, JOURNAL.flags, JOURNAL.body, JOURNAL.result).w
 
 
 def commit(
-    work: StoreTransaction, operations: Sequence[CommitEntry]
+    work: UnitOfWork, operations: Sequence[CommitEntry]
 ) -> list[CommittedEntry | OperationRefusal]:
     """See the operation; outcomes in their order."""
     return _EntryCommitter(work, operations).outcomes()
 
 
 class _EntryCommitter:
-    def __init__(self, work: StoreTransaction, operations: Sequence[CommitEntry]) -> None:
+    def __init__(self, work: UnitOfWork, operations: Sequence[CommitEntry]) -> None:
         self._work = work
         self._operations = operations
-        self._heads = work.heads(operation.id for operation in operations)
+        self._heads = work.read_heads(operation.id for operation in operations)
         self._driven = {
             head.id: CommittingInvocation(
                 number=head.number,
@@ -119,7 +119,7 @@ class _EntryCommitter:
             return make_violation(invocation, f"{kind} is not an entry that a handler makes.")
         action = ACTIONS.get(frame.code)
         if action is None or frame.completed:
-            return ACTED
+            return NO_EFFECT
         message = frame.message()
         # Actions read the journal, and may complete its entries.
         self._write_rows()
@@ -134,7 +134,7 @@ class _EntryCommitter:
 
     def _refresh_canceled(self) -> None:
         """A cancellation may concern other invocations of this transaction."""
-        for head in self._work.heads(self._driven).values():
+        for head in self._work.read_heads(self._driven).values():
             self._driven[head.id].canceled = head.canceled
 
     def _read_committed(

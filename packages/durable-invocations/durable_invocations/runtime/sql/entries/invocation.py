@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from durable_invocations.protocol.results import Result
-from durable_invocations.runtime.sql.transaction import VIOLATION, StoreTransaction
+from durable_invocations.runtime.sql.transaction import VIOLATION, UnitOfWork
 from durable_invocations.runtime.store.outcomes import OperationRefusal
 
 
@@ -31,9 +31,9 @@ class EntryEffect:
     child: str | None = None
 
 
-ACTED = EntryEffect()
+NO_EFFECT = EntryEffect()
 
-Action = Callable[[StoreTransaction, CommittingInvocation, Any], EntryEffect | OperationRefusal]
+EntryAction = Callable[[UnitOfWork, CommittingInvocation, Any], EntryEffect | OperationRefusal]
 """Executes the next entry, with this message; if refused, nothing was done."""
 
 

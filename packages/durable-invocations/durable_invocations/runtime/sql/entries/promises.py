@@ -10,16 +10,16 @@ from durable_invocations.protocol.failures import Failure
 from durable_invocations.protocol.results import EMPTY, Result, Value
 from durable_invocations.protocol.services import ServiceKind
 from durable_invocations.runtime.sql.entries.invocation import (
-    Action,
     CommittingInvocation,
+    EntryAction,
     EntryEffect,
     make_violation,
 )
-from durable_invocations.runtime.sql.lifecycle.completing import complete_waiting, wait
+from durable_invocations.runtime.sql.lifecycle.completing import complete_waiting, register_wait
 from durable_invocations.runtime.sql.packing import make_promise_id, pack_result, unpack_result
 from durable_invocations.runtime.sql.services import load_services
 from durable_invocations.runtime.sql.tables import PROMISES, PROMISES_TABLE
-from durable_invocations.runtime.sql.transaction import CONFLICT, LONGEST, StoreTransaction
+from durable_invocations.runtime.sql.transaction import CONFLICT, LONGEST, UnitOfWork
 from durable_invocations.runtime.store.outcomes import OperationRefusal
 from sql_transactions.row_values import insert_into
 
@@ -30,11 +30,11 @@ _RESULT = sa.select(PROMISES.result).where(
 )
 
 
-def require_workflow(action: Action) -> Action:
+def require_workflow(action: EntryAction) -> EntryAction:
     """The action, refused for services that are not workflows and so have no promises."""
 
     def do_action(
-        work: StoreTransaction, invocation: CommittingInvocation, message: Any
+        work: UnitOfWork, invocation: CommittingInvocation, message: Any
     ) -> EntryEffect | OperationRefusal:
         load_services(work, [invocation.service])
         service = work.services[invocation.service]
@@ -50,21 +50,23 @@ def require_workflow(action: Action) -> Action:
     return do_action
 
 
-def get(work: StoreTransaction, invocation: CommittingInvocation, message: Any) -> EntryEffect:
+def get(work: UnitOfWork, invocation: CommittingInvocation, message: Any) -> EntryEffect:
     """Complete a GetPromise, now or when the promise is completed."""
     outcome = _read_result(work, invocation, message.key)
     if outcome is None:
-        wait(work, _make_target(invocation, message.key), (invocation.number, invocation.length))
+        register_wait(
+            work, _make_target(invocation, message.key), (invocation.number, invocation.length)
+        )
     return EntryEffect(result=outcome)
 
 
-def peek(work: StoreTransaction, invocation: CommittingInvocation, message: Any) -> EntryEffect:
+def peek(work: UnitOfWork, invocation: CommittingInvocation, message: Any) -> EntryEffect:
     """Complete a PeekPromise now."""
     return EntryEffect(result=_read_result(work, invocation, message.key) or EMPTY)
 
 
 def complete(
-    work: StoreTransaction, invocation: CommittingInvocation, message: Any
+    work: UnitOfWork, invocation: CommittingInvocation, message: Any
 ) -> EntryEffect | OperationRefusal:
     """Do a CompletePromise: it is empty the first time, else a failure."""
     completion = _parse_completion(message)
@@ -92,9 +94,7 @@ def _parse_completion(message: Any) -> Result | None:
     return Failure.read(message.completion_failure) if variant else None
 
 
-def _read_result(
-    work: StoreTransaction, invocation: CommittingInvocation, name: str
-) -> Result | None:
+def _read_result(work: UnitOfWork, invocation: CommittingInvocation, name: str) -> Result | None:
     parameters = {"of": invocation.service, "at": invocation.key, "named": name}
     return unpack_result(work.connection.scalar(_RESULT, parameters))
 

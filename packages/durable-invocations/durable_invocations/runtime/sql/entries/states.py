@@ -8,14 +8,14 @@ import sqlalchemy as sa
 
 from durable_invocations.protocol.results import EMPTY, Value, make_keys_value
 from durable_invocations.runtime.sql.entries.invocation import (
-    ACTED,
-    Action,
+    NO_EFFECT,
     CommittingInvocation,
+    EntryAction,
     EntryEffect,
     make_violation,
 )
 from durable_invocations.runtime.sql.tables import SERVICE_STATE_TABLE, STATE
-from durable_invocations.runtime.sql.transaction import LONGEST, StoreTransaction
+from durable_invocations.runtime.sql.transaction import LONGEST, UnitOfWork
 from durable_invocations.runtime.store.outcomes import OperationRefusal
 from sql_transactions.row_values import insert_into
 
@@ -27,11 +27,11 @@ _CLEAR = sa.delete(SERVICE_STATE_TABLE).where(*_OF, _NAMED)
 _CLEAR_ALL = sa.delete(SERVICE_STATE_TABLE).where(*_OF)
 
 
-def require_key(action: Action) -> Action:
+def require_key(action: EntryAction) -> EntryAction:
     """The action, refused for services without keys, which have no state."""
 
     def do_action(
-        work: StoreTransaction, invocation: CommittingInvocation, message: Any
+        work: UnitOfWork, invocation: CommittingInvocation, message: Any
     ) -> EntryEffect | OperationRefusal:
         if not invocation.key:
             return make_violation(invocation, "it was invoked without a key, so it has no state.")
@@ -42,23 +42,19 @@ def require_key(action: Action) -> Action:
     return do_action
 
 
-def get(work: StoreTransaction, invocation: CommittingInvocation, message: Any) -> EntryEffect:
+def get_value(work: UnitOfWork, invocation: CommittingInvocation, message: Any) -> EntryEffect:
     """Complete a GetState at once."""
     value = work.connection.scalar(_VALUE, _bind_key(invocation) | {"named": message.key})
     return EntryEffect(result=EMPTY if value is None else Value(value=value))
 
 
-def get_keys(
-    work: StoreTransaction, invocation: CommittingInvocation, _message: Any
-) -> EntryEffect:
+def get_keys(work: UnitOfWork, invocation: CommittingInvocation, _message: Any) -> EntryEffect:
     """Complete a GetStateKeys at once; keys in byte order."""
     names = work.connection.scalars(_NAMES, _bind_key(invocation))
     return EntryEffect(result=make_keys_value([bytes(name) for name in names]))
 
 
-def put_state_entry(
-    work: StoreTransaction, invocation: CommittingInvocation, message: Any
-) -> EntryEffect:
+def set_value(work: UnitOfWork, invocation: CommittingInvocation, message: Any) -> EntryEffect:
     """Do a SetState."""
     row = {"service": invocation.service, "key": invocation.key, "name": message.key}
     insert = insert_into(work.connection.dialect, SERVICE_STATE_TABLE)
@@ -66,21 +62,19 @@ def put_state_entry(
         index_elements=[STATE.service, STATE.key, STATE.name], set_={"value": insert.excluded.value}
     )
     work.connection.execute(upsert, row | {"value": message.value})
-    return ACTED
+    return NO_EFFECT
 
 
-def clear(work: StoreTransaction, invocation: CommittingInvocation, message: Any) -> EntryEffect:
+def clear(work: UnitOfWork, invocation: CommittingInvocation, message: Any) -> EntryEffect:
     """Do a ClearState."""
     work.connection.execute(_CLEAR, _bind_key(invocation) | {"named": message.key})
-    return ACTED
+    return NO_EFFECT
 
 
-def clear_all(
-    work: StoreTransaction, invocation: CommittingInvocation, _message: Any
-) -> EntryEffect:
+def clear_all(work: UnitOfWork, invocation: CommittingInvocation, _message: Any) -> EntryEffect:
     """Do a ClearAllState."""
     work.connection.execute(_CLEAR_ALL, _bind_key(invocation))
-    return ACTED
+    return NO_EFFECT
 
 
 def _bind_key(invocation: CommittingInvocation) -> dict[str, Any]:

@@ -8,32 +8,30 @@ import sqlalchemy as sa
 
 from durable_invocations.protocol.results import EMPTY, get_result
 from durable_invocations.runtime.sql.entries.invocation import (
-    ACTED,
+    NO_EFFECT,
     CommittingInvocation,
     EntryEffect,
     make_violation,
 )
 from durable_invocations.runtime.sql.lifecycle import awakeables
 from durable_invocations.runtime.sql.tables import TIMERS_TABLE
-from durable_invocations.runtime.sql.transaction import StoreTransaction
+from durable_invocations.runtime.sql.transaction import UnitOfWork
 from durable_invocations.runtime.store.operations import CompleteAwakeable
 from durable_invocations.runtime.store.outcomes import OperationRefusal
 
 
-def sleep(work: StoreTransaction, invocation: CommittingInvocation, message: Any) -> EntryEffect:
+def sleep(work: UnitOfWork, invocation: CommittingInvocation, message: Any) -> EntryEffect:
     """Complete a Sleep at its time; at once if that has passed."""
     at = work.to_store_time(message.wake_up_time)
     if at <= work.now:
         return EntryEffect(result=EMPTY)
     row = {"invocation": invocation.number, "idx": invocation.length, "at": at}
     work.connection.execute(sa.insert(TIMERS_TABLE), row)
-    work.due(at)
-    return ACTED
+    work.note_due(at)
+    return NO_EFFECT
 
 
-def awakeable(
-    work: StoreTransaction, invocation: CommittingInvocation, _message: Any
-) -> EntryEffect:
+def awakeable(work: UnitOfWork, invocation: CommittingInvocation, _message: Any) -> EntryEffect:
     """Complete an Awakeable now if it was completed before its entry."""
     return EntryEffect(
         result=awakeables.take_early_result(work, (invocation.number, invocation.length))
@@ -41,7 +39,7 @@ def awakeable(
 
 
 def complete_awakeable(
-    work: StoreTransaction, invocation: CommittingInvocation, message: Any
+    work: UnitOfWork, invocation: CommittingInvocation, message: Any
 ) -> EntryEffect | OperationRefusal:
     """Complete an awakeable; no change if it is completed already."""
     completion = get_result(message)
@@ -51,4 +49,4 @@ def complete_awakeable(
         )
     operation = CompleteAwakeable(awakeable=message.id, result=completion)
     outcome = awakeables.complete_awakeable(work, operation)
-    return outcome if isinstance(outcome, OperationRefusal) else ACTED
+    return outcome if isinstance(outcome, OperationRefusal) else NO_EFFECT

@@ -20,7 +20,7 @@ from durable_invocations.runtime.sql.tables import JOURNAL
 from durable_invocations.runtime.sql.transaction import (
     FENCED,
     VIOLATION,
-    StoreTransaction,
+    UnitOfWork,
     is_fenced,
 )
 from durable_invocations.runtime.store.operations import Fail, Finish
@@ -35,7 +35,7 @@ _OUTPUTS = (
 )
 
 
-def fail(work: StoreTransaction, operation: Fail) -> ChangeOutcome | OperationRefusal:
+def fail(work: UnitOfWork, operation: Fail) -> ChangeOutcome | OperationRefusal:
     """See the operation."""
     head = work.read_head(operation.id)
     if head is None or is_fenced(head, operation.fence):
@@ -58,15 +58,15 @@ def fail(work: StoreTransaction, operation: Fail) -> ChangeOutcome | OperationRe
     if at_once:
         work.ready = True
     else:
-        work.due(operation.next_at)
+        work.note_due(operation.next_at)
     return ChangeOutcome()
 
 
 def finish(
-    work: StoreTransaction, operations: Sequence[Finish]
+    work: UnitOfWork, operations: Sequence[Finish]
 ) -> list[ChangeOutcome | OperationRefusal]:
     """See the operation."""
-    heads = work.heads(operation.id for operation in operations)
+    heads = work.read_heads(operation.id for operation in operations)
     owned = {
         operation.id: heads[operation.id]
         for operation in operations
@@ -83,7 +83,7 @@ def finish(
     return [outcomes.get(operation.id, FENCED) for operation in operations]
 
 
-def _read_outputs(work: StoreTransaction, numbers: Collection[int]) -> dict[int, Result]:
+def _read_outputs(work: UnitOfWork, numbers: Collection[int]) -> dict[int, Result]:
     """The last Output entry's result, by invocation."""
     if not numbers:
         return {}

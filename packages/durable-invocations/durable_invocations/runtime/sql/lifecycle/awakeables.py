@@ -7,10 +7,10 @@ import sqlalchemy as sa
 from durable_invocations.errors import ConfigError
 from durable_invocations.protocol import awakeables, ids, kinds
 from durable_invocations.protocol.results import Result
-from durable_invocations.runtime.sql.lifecycle.completing import Place, complete
+from durable_invocations.runtime.sql.lifecycle.completing import EntryId, complete
 from durable_invocations.runtime.sql.packing import pack_result, unpack_result
 from durable_invocations.runtime.sql.tables import EARLY, EARLY_RESULTS_TABLE, JOURNAL
-from durable_invocations.runtime.sql.transaction import NOT_FOUND, StoreTransaction
+from durable_invocations.runtime.sql.transaction import NOT_FOUND, UnitOfWork
 from durable_invocations.runtime.store.operations import CompleteAwakeable
 from durable_invocations.runtime.store.outcomes import ChangeOutcome, OperationRefusal
 from durable_invocations.runtime.store.views import Status
@@ -21,7 +21,7 @@ AHEAD = 1_000
 
 
 def complete_awakeable(
-    work: StoreTransaction, operation: CompleteAwakeable
+    work: UnitOfWork, operation: CompleteAwakeable
 ) -> ChangeOutcome | OperationRefusal:
     """See the operation."""
     try:
@@ -42,14 +42,14 @@ def complete_awakeable(
     return ChangeOutcome(changed=_keep_result(work, place, operation.result))
 
 
-def take_early_result(work: StoreTransaction, place: Place) -> Result | None:
+def take_early_result(work: UnitOfWork, place: EntryId) -> Result | None:
     """The result of an awakeable that was completed before its entry; returned once."""
     conditions = (EARLY.invocation == place[0], EARLY.idx == place[1])
     delete = sa.delete(EARLY_RESULTS_TABLE).where(*conditions).returning(EARLY.result)
     return unpack_result(work.connection.scalar(delete))
 
 
-def _keep_result(work: StoreTransaction, place: Place, early_result: Result) -> bool:
+def _keep_result(work: UnitOfWork, place: EntryId, early_result: Result) -> bool:
     row = {"invocation": place[0], "idx": place[1], "result": pack_result(early_result)}
     insert = insert_into(work.connection.dialect, EARLY_RESULTS_TABLE).values(row)
     insert_once = insert.on_conflict_do_nothing().returning(EARLY.idx)

@@ -10,7 +10,7 @@ import sqlalchemy as sa
 from durable_invocations.runtime.sql.lifecycle import inbox
 from durable_invocations.runtime.sql.services import ROLES
 from durable_invocations.runtime.sql.tables import INVOCATIONS, INVOCATIONS_TABLE, Role
-from durable_invocations.runtime.sql.transaction import StoreTransaction
+from durable_invocations.runtime.sql.transaction import UnitOfWork
 from durable_invocations.runtime.store.deployments import RegisteredService
 from durable_invocations.runtime.store.views import Status
 
@@ -32,8 +32,8 @@ _CHANGE = (
 )
 
 
-def follow(
-    work: StoreTransaction,
+def update_roles(
+    work: UnitOfWork,
     previous: Mapping[str, RegisteredService],
     services: Sequence[RegisteredService],
 ) -> None:
@@ -48,7 +48,7 @@ def follow(
                 _update_role(work, service.name, handler.name, ROLES[handler.kind])
 
 
-def _update_role(work: StoreTransaction, service: str, handler: str, role: Role) -> None:
+def _update_role(work: UnitOfWork, service: str, handler: str, role: Role) -> None:
     parameters = {"of": service, "at": handler, "was": int(_OTHER[role])}
     rows = work.connection.execute(_WAITING, parameters).all()
     for begin in range(0, len(rows), AT_ONCE):

@@ -8,7 +8,7 @@ from typing import Any
 
 import sqlalchemy as sa
 
-from durable_invocations.protocol.failures import RunAttempts
+from durable_invocations.protocol.failures import FailedExecutions
 from durable_invocations.runtime.sql.packing import unpack_deployment, unpack_error, unpack_frame
 from durable_invocations.runtime.sql.tables import (
     DEPLOYMENTS,
@@ -27,7 +27,7 @@ from durable_invocations.runtime.sql.tables import (
     SERVICES_TABLE,
     STATE,
 )
-from durable_invocations.runtime.sql.transaction import StoreTransaction
+from durable_invocations.runtime.sql.transaction import UnitOfWork
 from durable_invocations.runtime.store.deployments import Deployment
 from durable_invocations.runtime.store.operations import Beat, Claim, Recover, Release
 from durable_invocations.runtime.store.outcomes import Claimed
@@ -98,7 +98,7 @@ _STATE = (
 )
 
 
-def claim(work: StoreTransaction, operation: Claim) -> tuple[Claimed, ...]:
+def claim(work: UnitOfWork, operation: Claim) -> tuple[Claimed, ...]:
     """See the operation."""
     parameters = {"most": operation.most, "without": sorted(operation.without)}
     rows = work.connection.execute(_READY, parameters).all()
@@ -138,7 +138,7 @@ def is_claimable(connection: sa.Connection) -> bool:
     return connection.execute(_READY, {"most": 1, "without": []}).first() is not None
 
 
-def release(work: StoreTransaction, operation: Release) -> int:
+def release(work: UnitOfWork, operation: Release) -> int:
     """See the operation."""
     query = sa.select(*(INVOCATIONS[name] for name in ("number", "id", "fence")))
     rows = work.connection.execute(query.where(IS_RUNNING, INVOCATIONS.owner == operation.owner))
@@ -148,7 +148,7 @@ def release(work: StoreTransaction, operation: Release) -> int:
     )
 
 
-def record_beat(work: StoreTransaction, operation: Beat) -> int:
+def record_beat(work: UnitOfWork, operation: Beat) -> int:
     """See the operation."""
     row = {"owner": operation.owner, "beat": 1}
     insert = insert_into(work.connection.dialect, RUNTIMES_TABLE).values(row)
@@ -158,7 +158,7 @@ def record_beat(work: StoreTransaction, operation: Beat) -> int:
     return int(work.connection.scalar(upsert.returning(RUNTIMES.beat)) or 0)
 
 
-def recover(work: StoreTransaction, operation: Recover) -> int:
+def recover(work: UnitOfWork, operation: Recover) -> int:
     """See the operation."""
     count = 0
     for owner, beat in operation.beats:
@@ -169,14 +169,14 @@ def recover(work: StoreTransaction, operation: Recover) -> int:
     return count
 
 
-def _ensure_runtime(work: StoreTransaction, owner: str) -> None:
+def _ensure_runtime(work: UnitOfWork, owner: str) -> None:
     """Let others see that the runtime is alive, even if they considered it dead."""
     insert = insert_into(work.connection.dialect, RUNTIMES_TABLE)
     row = {"owner": owner, "beat": 0}
     work.connection.execute(insert.on_conflict_do_nothing().values(row))
 
 
-def _free_invocations(work: StoreTransaction, numbers: Sequence[int]) -> int:
+def _free_invocations(work: UnitOfWork, numbers: Sequence[int]) -> int:
     if numbers:
         update = (
             sa.update(INVOCATIONS_TABLE)
@@ -188,16 +188,14 @@ def _free_invocations(work: StoreTransaction, numbers: Sequence[int]) -> int:
     return len(numbers)
 
 
-def _read_journals(
-    work: StoreTransaction, numbers: Collection[int]
-) -> dict[int, list[sa.Row[Any]]]:
+def _read_journals(work: UnitOfWork, numbers: Collection[int]) -> dict[int, list[sa.Row[Any]]]:
     journals: dict[int, list[sa.Row[Any]]] = defaultdict(list)
     for row in work.connection.execute(_ENTRIES, {"numbers": list(numbers)}):
         journals[row.invocation].append(row)
     return journals
 
 
-def _read_state(work: StoreTransaction, row: Any, bound: int) -> StateOf:
+def _read_state(work: UnitOfWork, row: Any, bound: int) -> StateOf:
     if not row.key:
         return (), False
     parameters = {"of": row.service, "at": row.key, "bound": bound}
@@ -230,7 +228,7 @@ def _build_claimed(
     )
 
 
-def _list_run_attempts(error: str | None, length: int) -> tuple[RunAttempts, ...]:
+def _list_run_attempts(error: str | None, length: int) -> tuple[FailedExecutions, ...]:
     """The failed executions of Runs beyond the journal's `length`."""
     parsed = unpack_error(error)
     runs = parsed.run_attempts if parsed else None

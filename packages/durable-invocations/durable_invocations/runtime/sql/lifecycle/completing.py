@@ -19,11 +19,11 @@ from durable_invocations.runtime.sql.tables import (
     WAITS,
     WAITS_TABLE,
 )
-from durable_invocations.runtime.sql.transaction import StoreTransaction
+from durable_invocations.runtime.sql.transaction import UnitOfWork
 from durable_invocations.runtime.store.outcomes import News
 from durable_invocations.runtime.store.views import Status
 
-Place = tuple[int, int]
+EntryId = tuple[int, int]
 """An entry: its invocation's number, and its index."""
 
 AT_ONCE = 5_000
@@ -51,12 +51,12 @@ _WAITING = sa.select(WAITS.target, WAITS.invocation, WAITS.idx).where(
 _MET = sa.delete(WAITS_TABLE).where(WAITS.target.in_(sa.bindparam("targets", expanding=True)))
 
 
-def complete(work: StoreTransaction, results: Mapping[Place, Result]) -> set[Place]:
+def complete(work: UnitOfWork, results: Mapping[EntryId, Result]) -> set[EntryId]:
     """Complete the open ones of these entries; returns them.
 
     Invocations that are suspended on them become ready; the owners of running ones are notified.
     """
-    completed: set[Place] = set()
+    completed: set[EntryId] = set()
     entry_ids = list(results)
     for start in range(0, len(entry_ids), AT_ONCE):
         batch = entry_ids[start : start + AT_ONCE]
@@ -74,7 +74,7 @@ def complete(work: StoreTransaction, results: Mapping[Place, Result]) -> set[Pla
     return completed
 
 
-def _write_results(work: StoreTransaction, results: Mapping[Place, Result]) -> None:
+def _write_results(work: UnitOfWork, results: Mapping[EntryId, Result]) -> None:
     rows = [
         {"number": number, "at": index, "the_result": pack_result(result), "now": work.now}
         for (number, index), result in results.items()
@@ -83,7 +83,7 @@ def _write_results(work: StoreTransaction, results: Mapping[Place, Result]) -> N
     _notify_invocations(work, results)
 
 
-def complete_waiting(work: StoreTransaction, results: Mapping[str, Result]) -> None:
+def complete_waiting(work: UnitOfWork, results: Mapping[str, Result]) -> None:
     """Complete the entries that wait for these targets: invocations or promises."""
     targets = {"targets": list(results)}
     rows = work.connection.execute(_WAITING, targets).all()
@@ -92,19 +92,19 @@ def complete_waiting(work: StoreTransaction, results: Mapping[str, Result]) -> N
         complete(work, {(row.invocation, row.idx): results[row.target] for row in rows})
 
 
-def wait(work: StoreTransaction, target: str, entry_id: Place) -> None:
+def register_wait(work: UnitOfWork, target: str, entry_id: EntryId) -> None:
     """Let the entry be completed when the target is."""
     row = {"target": target, "invocation": entry_id[0], "idx": entry_id[1]}
     work.connection.execute(sa.insert(WAITS_TABLE), row)
 
 
-def take_away(work: StoreTransaction, head: sa.Row[Any]) -> None:
+def notify_taken_away(work: UnitOfWork, head: sa.Row[Any]) -> None:
     """Notify the invocation's owner that others ended or paused it."""
     if head.status == Status.RUNNING:
         _record_news(work, [(head, None, None)])
 
 
-def _notify_invocations(work: StoreTransaction, results: Mapping[Place, Result]) -> None:
+def _notify_invocations(work: UnitOfWork, results: Mapping[EntryId, Result]) -> None:
     heads = work.read_heads_by_number({number for number, _ in results})
     waits = {
         number: set(json.loads(head.waits))
@@ -127,7 +127,7 @@ def _notify_invocations(work: StoreTransaction, results: Mapping[Place, Result])
 
 
 def _record_news(
-    work: StoreTransaction, news: Iterable[tuple[sa.Row[Any], int | None, Result | None]]
+    work: UnitOfWork, news: Iterable[tuple[sa.Row[Any], int | None, Result | None]]
 ) -> None:
     rows = []
     for head, index, result in news:

@@ -20,7 +20,7 @@ from durable_invocations.runtime.sql.tables import (
     TIMERS_TABLE,
     Role,
 )
-from durable_invocations.runtime.sql.transaction import StoreTransaction
+from durable_invocations.runtime.sql.transaction import UnitOfWork
 from durable_invocations.runtime.store.views import Status
 
 _END = (
@@ -43,7 +43,7 @@ _TIMERS = sa.delete(TIMERS_TABLE).where(TIMERS.invocation.in_(_NUMBERS))
 _EARLY = sa.delete(EARLY_RESULTS_TABLE).where(EARLY.invocation.in_(_NUMBERS))
 
 
-def end(work: StoreTransaction, ends: Sequence[tuple[sa.Row[Any], Result]]) -> None:
+def end(work: UnitOfWork, ends: Sequence[tuple[sa.Row[Any], Result]]) -> None:
     """End invocations with their results; each must be open, and occur once."""
     if not ends:
         return

@@ -16,7 +16,7 @@ from durable_invocations.runtime.sql.tables import (
     TIMERS_TABLE,
     Role,
 )
-from durable_invocations.runtime.sql.transaction import StoreTransaction
+from durable_invocations.runtime.sql.transaction import UnitOfWork
 from durable_invocations.runtime.store.operations import Fire
 from durable_invocations.runtime.store.outcomes import Fired
 from durable_invocations.runtime.store.views import Status
@@ -47,7 +47,7 @@ _NEXT = (
 )
 
 
-def fire(work: StoreTransaction, operation: Fire) -> Fired:
+def fire(work: UnitOfWork, operation: Fire) -> Fired:
     """See the operation."""
     count = _complete_sleeps(work, operation) + _begin_due(work, operation)
     return Fired(count=count, next_at=find_next_due(work.connection))
@@ -59,7 +59,7 @@ def find_next_due(connection: sa.Connection) -> int | None:
     return min((moment for moment in times if moment is not None), default=None)
 
 
-def _complete_sleeps(work: StoreTransaction, operation: Fire) -> int:
+def _complete_sleeps(work: UnitOfWork, operation: Fire) -> int:
     rows = work.connection.execute(_SLEEPS, {"now": operation.now, "most": operation.most}).all()
     if rows:
         parameters = [{"number": row.invocation, "index": row.idx} for row in rows]
@@ -68,7 +68,7 @@ def _complete_sleeps(work: StoreTransaction, operation: Fire) -> int:
     return len(rows)
 
 
-def _begin_due(work: StoreTransaction, operation: Fire) -> int:
+def _begin_due(work: UnitOfWork, operation: Fire) -> int:
     rows = work.connection.execute(_DUE, {"now": operation.now, "most": operation.most}).all()
     arriving = [row for row in rows if row.status == Status.SCHEDULED and _is_exclusive(row)]
     occupied = inbox.find_taken(work, [(row.service, row.key) for row in arriving])

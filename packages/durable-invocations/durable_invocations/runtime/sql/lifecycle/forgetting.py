@@ -20,7 +20,7 @@ from durable_invocations.runtime.sql.tables import (
     WAITS_TABLE,
     Role,
 )
-from durable_invocations.runtime.sql.transaction import CONFLICT, StoreTransaction
+from durable_invocations.runtime.sql.transaction import CONFLICT, UnitOfWork
 from durable_invocations.runtime.store.operations import Prune, Purge
 from durable_invocations.runtime.store.outcomes import ChangeOutcome, OperationRefusal
 from durable_invocations.runtime.store.views import Status
@@ -34,7 +34,7 @@ _OVER = (
 )
 
 
-def purge(work: StoreTransaction, operation: Purge) -> ChangeOutcome | OperationRefusal:
+def purge(work: UnitOfWork, operation: Purge) -> ChangeOutcome | OperationRefusal:
     """See the operation."""
     head = work.read_head(operation.id)
     if head is None:
@@ -48,14 +48,14 @@ def purge(work: StoreTransaction, operation: Purge) -> ChangeOutcome | Operation
     return ChangeOutcome()
 
 
-def prune(work: StoreTransaction, operation: Prune) -> int:
+def prune(work: UnitOfWork, operation: Prune) -> int:
     """See the operation."""
     rows = work.connection.execute(_OVER, {"now": operation.now, "most": operation.most}).all()
     _delete_invocations(work, rows)
     return len(rows)
 
 
-def _delete_invocations(work: StoreTransaction, rows: Sequence[Any]) -> None:
+def _delete_invocations(work: UnitOfWork, rows: Sequence[Any]) -> None:
     if not rows:
         return
     numbers = [row.number for row in rows]
@@ -75,7 +75,7 @@ def _delete_invocations(work: StoreTransaction, rows: Sequence[Any]) -> None:
         _delete_promises(work, sorted(others))
 
 
-def _delete_promises(work: StoreTransaction, keys: Sequence[tuple[str, str]]) -> None:
+def _delete_promises(work: UnitOfWork, keys: Sequence[tuple[str, str]]) -> None:
     """Forget the promises of keys without invocations: no run read them."""
     remaining = sa.exists().where(INVOCATIONS.service == PROMISES.service)
     matching = sa.tuple_(PROMISES.service, PROMISES.key).in_(keys)

@@ -12,7 +12,7 @@ from durable_invocations.runtime.sql.tables import (
     INVOCATIONS,
     INVOCATIONS_TABLE,
 )
-from durable_invocations.runtime.sql.transaction import StoreTransaction
+from durable_invocations.runtime.sql.transaction import UnitOfWork
 from durable_invocations.runtime.store.views import Status
 
 Key = tuple[str, str]
@@ -36,7 +36,7 @@ _PROMOTE = (
 )
 
 
-def find_taken(work: StoreTransaction, keys: Collection[Key]) -> set[Key]:
+def find_taken(work: UnitOfWork, keys: Collection[Key]) -> set[Key]:
     """The keys that an invocation holds."""
     if not keys:
         return set()
@@ -44,7 +44,7 @@ def find_taken(work: StoreTransaction, keys: Collection[Key]) -> set[Key]:
     return {(service, key) for service, key in rows}
 
 
-def add_arrivals(work: StoreTransaction, arrivals: Sequence[tuple[int, Key]]) -> None:
+def add_arrivals(work: UnitOfWork, arrivals: Sequence[tuple[int, Key]]) -> None:
     """Add invocations (by number) after others of their keys, in this order."""
     if arrivals:
         rows = [
@@ -54,7 +54,7 @@ def add_arrivals(work: StoreTransaction, arrivals: Sequence[tuple[int, Key]]) ->
         work.connection.execute(sa.insert(INBOX_TABLE), rows)
 
 
-def leave(work: StoreTransaction, leaving: Sequence[tuple[int, Key]]) -> None:
+def leave(work: UnitOfWork, leaving: Sequence[tuple[int, Key]]) -> None:
     """Remove invocations that ended or became shared; make the next ones of their keys ready."""
     if not leaving:
         return
@@ -62,7 +62,7 @@ def leave(work: StoreTransaction, leaving: Sequence[tuple[int, Key]]) -> None:
     promote(work, {key for _, key in leaving})
 
 
-def promote(work: StoreTransaction, keys: Collection[Key]) -> None:
+def promote(work: UnitOfWork, keys: Collection[Key]) -> None:
     """Make the first invocation of each key ready, if it waits."""
     holders = list(work.connection.scalars(_HOLDERS, {"keys": sorted(keys)}))
     if holders:

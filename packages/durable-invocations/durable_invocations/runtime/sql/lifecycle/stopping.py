@@ -9,7 +9,7 @@ import sqlalchemy as sa
 
 from durable_invocations.protocol import kinds
 from durable_invocations.protocol.failures import CANCELED, Failure
-from durable_invocations.runtime.sql.lifecycle.completing import complete, take_away
+from durable_invocations.runtime.sql.lifecycle.completing import complete, notify_taken_away
 from durable_invocations.runtime.sql.lifecycle.ending import end
 from durable_invocations.runtime.sql.packing import pack_report
 from durable_invocations.runtime.sql.tables import (
@@ -21,7 +21,7 @@ from durable_invocations.runtime.sql.tables import (
 from durable_invocations.runtime.sql.transaction import (
     CONFLICT,
     FENCED,
-    StoreTransaction,
+    UnitOfWork,
     is_fenced,
     make_unknown,
 )
@@ -39,7 +39,7 @@ _OPEN = sa.select(JOURNAL.idx).where(JOURNAL.invocation == sa.bindparam("the_num
 _NOT_BEGUN = frozenset({Status.SCHEDULED, Status.INBOX})
 
 
-def cancel(work: StoreTransaction, operation: Cancel) -> ChangeOutcome | OperationRefusal:
+def cancel(work: UnitOfWork, operation: Cancel) -> ChangeOutcome | OperationRefusal:
     """See the operation."""
     head = work.read_head(operation.id)
     if head is None:
@@ -49,18 +49,18 @@ def cancel(work: StoreTransaction, operation: Cancel) -> ChangeOutcome | Operati
     return ChangeOutcome(changed=changed)
 
 
-def end_canceled(work: StoreTransaction, head: sa.Row[Any]) -> None:
+def end_canceled(work: UnitOfWork, head: sa.Row[Any]) -> None:
     """End a canceled invocation that waits for nothing, and cancel its open calls."""
     _cancel_all(work, _end_one(work, head))
 
 
-def deliver(work: StoreTransaction, head: sa.Row[Any]) -> None:
+def deliver_cancellation(work: UnitOfWork, head: sa.Row[Any]) -> None:
     """Fail what a canceled invocation now waits for."""
     update_invocation(work, head.number, canceled=False)
     _cancel_all(work, _fail_entries(work, head))
 
 
-def kill(work: StoreTransaction, operation: Kill) -> ChangeOutcome | OperationRefusal:
+def kill(work: UnitOfWork, operation: Kill) -> ChangeOutcome | OperationRefusal:
     """See the operation."""
     head = work.read_head(operation.id)
     return (
@@ -70,22 +70,24 @@ def kill(work: StoreTransaction, operation: Kill) -> ChangeOutcome | OperationRe
     )
 
 
-def kill_all(work: StoreTransaction, ids: Iterable[str]) -> int:
+def kill_all(work: UnitOfWork, ids: Iterable[str]) -> int:
     """Kill the invocations and, recursively, those of their open calls; how many."""
     count = 0
     rest = list(ids)
     while rest:
         batch, rest = rest[:AT_ONCE], rest[AT_ONCE:]
-        heads = [head for head in work.heads(batch).values() if head.status != Status.COMPLETED]
+        heads = [
+            head for head in work.read_heads(batch).values() if head.status != Status.COMPLETED
+        ]
         rest += [child for head in heads for child in _list_open_calls(work, head)]
         for head in heads:
-            take_away(work, head)
+            notify_taken_away(work, head)
         end(work, [(head, KILL) for head in heads])
         count += len(heads)
     return count
 
 
-def pause(work: StoreTransaction, operation: Pause) -> ChangeOutcome | OperationRefusal:
+def pause(work: UnitOfWork, operation: Pause) -> ChangeOutcome | OperationRefusal:
     """See the operation."""
     head = work.read_head(operation.id)
     if operation.fence is not None and is_fenced(head, operation.fence):
@@ -101,7 +103,7 @@ def pause(work: StoreTransaction, operation: Pause) -> ChangeOutcome | Operation
         end_canceled(work, head)
         return ChangeOutcome()
     if operation.fence is None:
-        take_away(work, head)
+        notify_taken_away(work, head)
     values: dict[str, Any] = {"status": int(Status.PAUSED), "owner": None, "waits": None}
     if operation.error is not None:
         values |= {"error": pack_report(operation.error), "error_at": work.now}
@@ -110,7 +112,7 @@ def pause(work: StoreTransaction, operation: Pause) -> ChangeOutcome | Operation
     return ChangeOutcome()
 
 
-def resume(work: StoreTransaction, operation: Resume) -> ChangeOutcome | OperationRefusal:
+def resume(work: UnitOfWork, operation: Resume) -> ChangeOutcome | OperationRefusal:
     """See the operation."""
     head = work.read_head(operation.id)
     if head is None:
@@ -122,7 +124,7 @@ def resume(work: StoreTransaction, operation: Resume) -> ChangeOutcome | Operati
     return ChangeOutcome()
 
 
-def update_invocation(work: StoreTransaction, number: int, **values: Any) -> None:
+def update_invocation(work: UnitOfWork, number: int, **values: Any) -> None:
     """Set columns of an invocation."""
     update = sa.update(INVOCATIONS_TABLE).where(INVOCATIONS.number == number)
     work.connection.execute(update.values(**values, changed=work.now))
@@ -134,13 +136,13 @@ def build_failure_columns(head: sa.Row[Any]) -> dict[str, int]:
     return {"retries": 1 if progressed else int(head.retries) + 1, "known": head.length}
 
 
-def _cancel_all(work: StoreTransaction, ids: list[str]) -> None:
+def _cancel_all(work: UnitOfWork, ids: list[str]) -> None:
     while ids:
-        heads = work.heads(ids[:AT_ONCE]).values()
+        heads = work.read_heads(ids[:AT_ONCE]).values()
         ids = ids[AT_ONCE:] + [call for head in heads for call in _cancel_one(work, head)[1]]
 
 
-def _cancel_one(work: StoreTransaction, head: sa.Row[Any]) -> tuple[bool, list[str]]:
+def _cancel_one(work: UnitOfWork, head: sa.Row[Any]) -> tuple[bool, list[str]]:
     """Cancel one invocation; whether that changed it, and the calls to cancel too."""
     if head.status == Status.COMPLETED:
         return False, []
@@ -153,25 +155,25 @@ def _cancel_one(work: StoreTransaction, head: sa.Row[Any]) -> tuple[bool, list[s
     return True, _fail_entries(work, head)
 
 
-def _end_one(work: StoreTransaction, head: sa.Row[Any]) -> list[str]:
+def _end_one(work: UnitOfWork, head: sa.Row[Any]) -> list[str]:
     """End the invocation as canceled; returns its open calls."""
     calls = _list_open_calls(work, head)
     end(work, [(head, CANCEL)])
     return calls
 
 
-def _fail_entries(work: StoreTransaction, head: sa.Row[Any]) -> list[str]:
+def _fail_entries(work: UnitOfWork, head: sa.Row[Any]) -> list[str]:
     """Fail the entries that the invocation waits for; returns the calls among them."""
     calls = _list_open_calls(work, head)
     complete(work, {(head.number, index): CANCEL for index in _list_open_entries(work, head)})
     return calls
 
 
-def _list_open_entries(work: StoreTransaction, head: sa.Row[Any]) -> list[int]:
+def _list_open_entries(work: UnitOfWork, head: sa.Row[Any]) -> list[int]:
     return list(work.connection.scalars(_OPEN, {"the_number": head.number}))
 
 
-def _list_open_calls(work: StoreTransaction, head: sa.Row[Any]) -> list[str]:
+def _list_open_calls(work: UnitOfWork, head: sa.Row[Any]) -> list[str]:
     """The invocations that this one's open calls began, and no other caller."""
     child = INVOCATIONS_TABLE.alias("made")
     calls = (

@@ -19,7 +19,7 @@ from durable_invocations.runtime.sql.tables import (
     JOURNAL_TABLE,
     Role,
 )
-from durable_invocations.runtime.sql.transaction import BAD, LONGEST, StoreTransaction
+from durable_invocations.runtime.sql.transaction import BAD, LONGEST, UnitOfWork
 from durable_invocations.runtime.store.operations import Submit
 from durable_invocations.runtime.store.outcomes import OperationRefusal, Submitted
 from durable_invocations.runtime.store.views import Status
@@ -46,7 +46,7 @@ class _NewInvocation:
 
 
 def submit(
-    work: StoreTransaction, submissions: Sequence[Submit], *, parent: str | None = None
+    work: UnitOfWork, submissions: Sequence[Submit], *, parent: str | None = None
 ) -> list[Submitted | OperationRefusal]:
     """See the operation; `parent` is the invocation that calls."""
     load_services(
@@ -87,7 +87,7 @@ def submit(
     ]
 
 
-def _find_role(work: StoreTransaction, submission: Submit) -> Role | OperationRefusal:
+def _find_role(work: UnitOfWork, submission: Submit) -> Role | OperationRefusal:
     """The handler's role; a refusal if the request is invalid."""
     if submission.idempotency_key == "":
         return OperationRefusal(
@@ -121,7 +121,7 @@ def _compute_identity(submission: Submit, role: Role) -> str | None:
 
 
 def _find_existing(
-    work: StoreTransaction, identities: Sequence[str | None]
+    work: UnitOfWork, identities: Sequence[str | None]
 ) -> dict[str | None, Submitted]:
     """The existing invocations with these identities."""
     present = [identity for identity in identities if identity is not None]
@@ -135,7 +135,7 @@ def _find_existing(
 
 
 def _make_new(
-    work: StoreTransaction,
+    work: UnitOfWork,
     submission: Submit,
     role: Role,
     identity: str | None,
@@ -145,7 +145,7 @@ def _make_new(
     status, at = Status.READY, work.to_store_time(submission.at) if submission.at else 0
     if at > work.now:
         status = Status.SCHEDULED
-        work.due(at)
+        work.note_due(at)
     elif role is Role.EXCLUSIVE:
         status = Status.INBOX if key in occupied else Status.READY
         occupied.add(key)
@@ -153,7 +153,7 @@ def _make_new(
 
 
 def _insert_new(
-    work: StoreTransaction, new_invocations: Sequence[_NewInvocation], parent: str | None
+    work: UnitOfWork, new_invocations: Sequence[_NewInvocation], parent: str | None
 ) -> Mapping[str, int]:
     """Insert the invocations whose ids are new; their numbers, by id."""
     if not new_invocations:
@@ -184,7 +184,7 @@ def _insert_new(
 
 
 def _build_columns(
-    work: StoreTransaction, invocation: _NewInvocation, parent: str | None
+    work: UnitOfWork, invocation: _NewInvocation, parent: str | None
 ) -> dict[str, Any]:
     submission = invocation.submission
     return {
@@ -209,7 +209,7 @@ def _build_columns(
     }
 
 
-def _build_input(work: StoreTransaction, submission: Submit, number: int) -> dict[str, Any]:
+def _build_input(work: UnitOfWork, submission: Submit, number: int) -> dict[str, Any]:
     message = pb.InputEntryMessage(value=submission.argument)
     for name, value in submission.headers:
         message.headers.add(key=name, value=value)

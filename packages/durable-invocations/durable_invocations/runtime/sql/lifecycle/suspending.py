@@ -10,12 +10,12 @@ from typing import Any
 import sqlalchemy as sa
 
 from durable_invocations.runtime.sql.lifecycle.completing import AT_ONCE
-from durable_invocations.runtime.sql.lifecycle.stopping import deliver
+from durable_invocations.runtime.sql.lifecycle.stopping import deliver_cancellation
 from durable_invocations.runtime.sql.tables import INVOCATIONS, INVOCATIONS_TABLE, JOURNAL
 from durable_invocations.runtime.sql.transaction import (
     FENCED,
     VIOLATION,
-    StoreTransaction,
+    UnitOfWork,
     is_fenced,
 )
 from durable_invocations.runtime.store.operations import Suspend
@@ -44,10 +44,10 @@ Open = Mapping[int, Mapping[int, bool]]
 
 
 def suspend(
-    work: StoreTransaction, operations: Sequence[Suspend]
+    work: UnitOfWork, operations: Sequence[Suspend]
 ) -> list[ChangeOutcome | OperationRefusal]:
     """See the operation; several at once."""
-    all_heads = work.heads(operation.id for operation in operations)
+    all_heads = work.read_heads(operation.id for operation in operations)
     heads = dict(all_heads)
     owned = [
         operation
@@ -62,12 +62,12 @@ def suspend(
     numbers = {row["left"] for row in rows}
     for head in all_heads.values():
         if head.canceled and head.number in numbers:
-            deliver(work, head)
+            deliver_cancellation(work, head)
     return outcomes
 
 
 def _suspend_one(
-    work: StoreTransaction,
+    work: UnitOfWork,
     heads: dict[str, sa.Row[Any]],
     entries: Open,
     operation: Suspend,
@@ -108,7 +108,7 @@ def _find_refusal(
     return None
 
 
-def _read_entries(work: StoreTransaction, heads: Heads, operations: Sequence[Suspend]) -> Open:
+def _read_entries(work: UnitOfWork, heads: Heads, operations: Sequence[Suspend]) -> Open:
     """The awaited entries, and perhaps others of the same indexes."""
     places = [
         (heads[operation.id].number, index)

@@ -52,7 +52,7 @@ class HistoryEntry:
 
 @dataclass(frozen=True)
 class Bookmark:
-    """How far a reader of the history has come; it continues at `place` if the log is the same.
+    """How far a reader of the history has come; it continues at `resume_at` if the log is the same.
 
     The log is the same if its entry `number`, then the newest (0: none), still has the `sign`; a
     log that was emptied, or restored to an earlier state, has lost that entry or its sign.

@@ -92,7 +92,7 @@ class BatchLedger:
 def load_ledger(
     reader: SourceReader, iteration: Iteration
 ) -> tuple[BatchLedger, EarlierBatches, UnavailableError | None]:
-    """The iteration's ledger, the recall for its claims, and why the state store is unreadable.
+    """The ledger, what claims need to know of earlier batches, and a state store's error.
 
     In that case the caller claims the jobs and fails them, always temporarily, since none of
     them is the cause.

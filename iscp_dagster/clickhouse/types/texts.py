@@ -32,7 +32,7 @@ def fit_ipv6(values: pa.Array, _: ClickHouseType) -> pa.Array:
 
 
 def fit_json_objects(values: pa.Array, _: ClickHouseType) -> pa.Array:
-    """Check that the texts are objects that the type JSON holds; see `is_json`."""
+    """Check that the texts are objects that the type JSON holds; see `is_lossless_json`."""
     return _check_each(values, is_lossless_json)
 
 

@@ -46,9 +46,9 @@ def read_run_tenants(connection: sa.Connection, names: Collection[str]) -> list[
 def read_changed_tenants(connection: sa.Connection, since: Bookmark | None) -> ChangedTenants:
     """The (table id, tenant) of jobs with history entries since the bookmark.
 
-    On PostgreSQL a place is the oldest open transaction: entries of older transactions are visible,
-    and those of later ones are at or after it, in whatever order they commit. On SQLite, which has
-    one writer at a time, it is the number of an entry.
+    On PostgreSQL `resume_at` is the oldest open transaction: entries of older transactions are
+    visible, and those of later ones are at or after it, in whatever order they commit. On SQLite,
+    which has one writer at a time, it is the number of an entry.
     """
     # Read the place first: entries written between the statements are read twice, not missed.
     upto = _read_bookmark(connection)

@@ -46,11 +46,11 @@ class IterationState:
     reports: Mapping[JobKey, ConsumerReport] = field(default_factory=dict)
     """What their consumers reported of earlier steps."""
     groups: tuple[narrowing.ScanGroup, ...] = ()
-    """The scans to make before other claims' turn, in order."""
+    """The groups to scan, or to split, before other claims' turn, in order."""
     unclear: Mapping[JobKey, str] = field(default_factory=dict)
-    """Why the changes of some jobs cannot be read: they get a snapshot after the trials."""
+    """Why the changes of some jobs cannot be read: they get a snapshot after the groups."""
     scan_history: narrowing.ScanHistory = field(default_factory=dict)
-    """What the trials of this step have shown."""
+    """How scans of this step have ended."""
     has_many_tenants: bool = False
     """Whether the iteration has several tenants."""
 
@@ -167,7 +167,7 @@ def _get_versions(range_: Range) -> tuple[int, int]:
 def _split_group(
     state: IterationState, group: narrowing.ScanGroup
 ) -> tuple[IterationState, tuple[commands.RecordFailures, ...]]:
-    """Smaller trials instead of a failed one; claims given up fail, or are read whole."""
+    """Smaller groups instead of a failed one; claims given up fail, or are read whole."""
     smaller, given_up = narrowing.split_group(state.scan_history, group)
     claim_errors = [(claim, group.errors[claim.key.job_name]) for claim in given_up]
     unclear = {
@@ -232,7 +232,7 @@ def _handle_scan(
         replace(group, claims=tuple(to_rescan)),
         replace(group, claims=tuple(to_split), errors=joint_errors),
     )
-    groups = (*(trial for trial in new_groups if trial.claims), *state.groups)
+    groups = (*(group for group in new_groups if group.claims), *state.groups)
     return replace(state, groups=groups), (*checks, commands.DropStaging())
 
 

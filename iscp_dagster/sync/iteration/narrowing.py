@@ -47,13 +47,13 @@ several tenants failed together."""
 def record_scan(
     history: ScanHistory, group: ScanGroup, job: str, *, succeeded: bool
 ) -> ScanHistory:
-    """The history with a scan: of all its tenants if `served`, else of its only one."""
+    """The history with a scan: of all its tenants if it `succeeded`, else of its only one."""
     key = _get_history_key(group, job)
     return {**history, key: (*history.get(key, ()), succeeded)}
 
 
 def split_group(history: ScanHistory, group: ScanGroup) -> tuple[list[ScanGroup], list[Claim]]:
-    """The smaller trials to make of a failed one, and the claims that are given up."""
+    """The smaller groups to make of a failed one, and the claims that are given up."""
     remaining = [claim for claim in group.claims if not _is_hopeless(history, group, claim)]
     given_up = [claim for claim in group.claims if _is_hopeless(history, group, claim)]
     served = all(any(_get_results(history, group, claim)) for claim in remaining)

@@ -73,7 +73,7 @@ def drop_staging_tables(scanned: ByJob) -> None:
 
 
 def scan_group(reader: SourceReader, group: ScanGroup) -> ScanFinished | ScanFailed:
-    """Scan what the claims of a trial share, for their tenants only."""
+    """Scan what the claims of a group share, for their tenants only."""
     reader = replace(reader, tenants=get_tenants(group.claims))
     claims_by_job = group_by_job(claim for claim in group.claims if claim.step.action in WRITES)
     all_claims = [
@@ -95,13 +95,13 @@ def scan_group(reader: SourceReader, group: ScanGroup) -> ScanFinished | ScanFai
 def scan_range(
     reader: SourceReader, request: ReadRequest, all_claims: Sequence[ConsumerClaims]
 ) -> ByJob:
-    """Read the range once and write it to every sink.
+    """Read the range once and write it for every consumer.
 
-    A snapshot goes to its own staging tables, and stays there until `clear`; changes go to the
-    served tables, under tokens. Rejects late writes of earlier runs first. Changes that turn out
-    to be unreadable give a FeedGoneError's code: read a snapshot of the tenant instead. A sink or
-    tenant that fails has its error; the others are complete. Raises FenceError once this run
-    has lost all of the sinks' jobs.
+    A snapshot goes to its own staging tables, and stays there until `drop_staging_tables`;
+    changes go to the served tables, under tokens. Rejects late writes of earlier runs first.
+    Changes that turn out to be unreadable give a FeedGoneError's code: read a snapshot of the
+    tenant instead. A consumer or tenant that fails has its error; the others are complete. Raises
+    FenceError once this run has lost all of the jobs.
     """
     if request.is_snapshot:
         # At the end of the claims: the recorded version may be unreadable too.
@@ -129,7 +129,7 @@ def _try_scan(
     started = time.perf_counter()
     scans: dict[str, ConsumerScan] = {}
     threads: dict[str, ConsumerThread] = {}
-    written = {sink.job.job: WriteResult(request=request) for sink in all_claims}
+    written = {claims.job.job: WriteResult(request=request) for claims in all_claims}
     for consumer_claims in all_claims:
         name = consumer_claims.job.job
         try:

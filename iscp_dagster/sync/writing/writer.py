@@ -33,7 +33,7 @@ class IndexWriter:
     def write(
         self, reader: SourceReader, group: ScanGroup
     ) -> commands.ScanFinished | commands.ScanFailed:
-        """Read what the claims of a trial share, once, and write it for each of them.
+        """Read what the claims of a group share, once, and write it for each of them.
 
         A snapshot is staged until `discard`.
         """

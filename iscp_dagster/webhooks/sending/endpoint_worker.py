@@ -22,7 +22,7 @@ from iscp_dagster.webhooks.recording import AttemptResult, EndpointState
 from iscp_dagster.webhooks.sending.posting import Poster
 
 AHEAD = 100
-"""How many pieces of work are claimed ahead, so that each claim serves many attempts."""
+"""How many pieces of work are taken ahead, so that each claim serves many attempts."""
 _CONTINUES = (MessageVerdict.DELIVERED, MessageVerdict.DEAD)
 
 Random = Callable[[], float]

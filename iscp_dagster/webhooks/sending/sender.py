@@ -191,7 +191,7 @@ class Sender:
         return all(recorded)
 
     async def _record_worker(self, worker: EndpointWorker) -> bool:
-        """Record an outlet's results; False if the database does not answer."""
+        """Record a worker's results; False if the database does not answer."""
         if not worker.unrecorded:
             return True
         state, results, ended_work = worker.take_results()

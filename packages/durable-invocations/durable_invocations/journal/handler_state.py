@@ -29,7 +29,7 @@ class HandlerPhase(Enum):
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class HandlerState:
-    """The handler's side. Sets of indexes are integers, see `bits`."""
+    """The handler's side. Sets of indexes are integers, see `index_sets`."""
 
     version: int = NEWEST
     phase: HandlerPhase = HandlerPhase.STARTING

@@ -34,7 +34,7 @@ class RuntimePhase(Enum):
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class RuntimeState:
-    """The runtime's side. Sets of indexes are integers, see `bits`."""
+    """The runtime's side. Sets of indexes are integers, see `index_sets`."""
 
     version: int = NEWEST
     duplex: bool

@@ -17,7 +17,7 @@ class Replayed:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class FrameReceived:
+class HandlerFrameReceived:
     """The handler sent a frame."""
 
     frame: Frame
@@ -60,7 +60,7 @@ class CompletionReady:
 
 InEvent = (
     Replayed
-    | FrameReceived
+    | HandlerFrameReceived
     | Broken
     | StreamClosed
     | EntryCommitted

@@ -83,7 +83,7 @@ def _handle_replayed(state: RuntimeState, _: events.Replayed) -> RuntimeTransiti
     return replace(state, phase=RuntimePhase.PROCESSING), ()
 
 
-def _handle_received(state: RuntimeState, event: events.FrameReceived) -> RuntimeTransition:
+def _handle_received(state: RuntimeState, event: events.HandlerFrameReceived) -> RuntimeTransition:
     received = event.frame
     if state.phase is RuntimePhase.ENDING:
         # Frames after the last message change nothing.
@@ -184,7 +184,7 @@ def _handle_completion_ready(
 _STEPS: Mapping[type, Callable[[RuntimeState, Any], RuntimeTransition]] = MappingProxyType(
     {
         events.Replayed: _handle_replayed,
-        events.FrameReceived: _handle_received,
+        events.HandlerFrameReceived: _handle_received,
         events.Broken: _handle_broken,
         events.StreamClosed: _handle_stream_closed,
         events.EntryCommitted: _handle_committed,

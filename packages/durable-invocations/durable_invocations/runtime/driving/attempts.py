@@ -178,7 +178,7 @@ class AttemptDriver:
             frames = decoder.feed(data)
             self._note_received(len(data), complete=bool(frames))
             for frame in frames:
-                self._progress.step(events.FrameReceived(frame=frame))
+                self._progress.step(events.HandlerFrameReceived(frame=frame))
             if self._progress.ending:
                 # Handlers wait for the end of the request before they end the response.
                 self._outgoing.end()

@@ -46,13 +46,13 @@ DEFAULT = "the default"
 _WHOLE = Cell(
     label="`Int8` to `Int64`, `UInt8` to `UInt64`",
     names=SIGNED + UNSIGNED,
-    domain="whole numbers within its range",
+    domain="whole numbers in the type's range",
     fit_values=leaves.fit_integers,
 )
 _WIDE = Cell(
     label="`Int128`, `Int256`, `UInt128`, `UInt256`",
     names=WIDE,
-    domain="whole numbers; none below 0 if unsigned",
+    domain="whole numbers; for `UInt…` none below 0",
     fit_values=leaves.fit_integers,
     read_type="String",
 )
@@ -66,20 +66,20 @@ _BIT = Cell(
 _DECIMAL = Cell(
     label="`Decimal(p, s)`, p to 76",
     names=("Decimal",),
-    domain="numbers with no more digits before and after the point",
+    domain="numbers with at most p - s digits before the point and s after it",
     fit_values=leaves.fit_decimals,
 )
 _FLOATS = Cell(
     label="`Float32`, `Float64`, `BFloat16`",
     names=FLOATS,
-    domain="numbers that it represents exactly; nothing is rounded",
+    domain="numbers that the type represents exactly; others are refused, not rounded",
     fit_values=leaves.fit_floats,
     read_type="Float64",
 )
 _TEXT = Cell(
     label="`String`",
     names=("String",),
-    domain="all values, as their text",
+    domain="all values, written as text",
     fit_values=leaves.fit_text,
     read_type="String",
 )
@@ -93,10 +93,7 @@ _STRING = Cell(label="`String`", names=("String",), domain="all values", fit_val
 _JSON = Cell(
     label="`JSON`",
     names=("JSON",),
-    domain="objects that it returns unchanged: no null members, no empty objects, no arrays of "
-    "only nulls, no `.` in a name, arrays of one kind, numbers that a 64-bit integer or double "
-    "holds, no text that looks like a date or time, such as `2020-01-31 12:00:00`, except dates "
-    "from 1970-01-01 to 2149-06-06; not within other types",
+    domain="objects that it returns unchanged (see JSON in docs/types.md); not inside other types",
     fit_values=texts.fit_json_objects,
     read_type="String",
     filler="{}",
@@ -104,41 +101,43 @@ _JSON = Cell(
 _DAYS = Cell(
     label="`Int32`, `Int64`",
     names=("Int32", "Int64"),
-    domain="all values, as days since 1970-01-01",
+    domain="all values, as the number of days since 1970-01-01",
     fit_values=leaves.fit_dates,
     read_type="Int32",
 )
 _MICROS = Cell(
     label="`Int64`",
     names=("Int64",),
-    domain="all values, as microseconds since 1970-01-01",
+    domain="all values, as the number of microseconds since 1970-01-01",
     fit_values=leaves.fit_timestamps,
 )
 _ISO = Cell(
     label="`String`",
     names=("String",),
-    domain="the years 1 to 9999, as `YYYY-MM-DD`",
+    domain="dates of the years 1 to 9999, as `YYYY-MM-DD`",
     fit_values=leaves.fit_dates,
     read_type="String",
 )
 _MOMENT = Cell(
     label="`DateTime64(p, zone)`",
     names=("DateTime64",),
-    domain="the years 1900 to 2299 (p = 9: to 2262-04-11), no finer than its precision",
+    domain="times of the years 1900 to 2299 (with p = 9 to 2262-04-11) with at most p decimals "
+    "of a second",
     fit_values=leaves.fit_timestamps,
     read_type="DateTime64(6, 'UTC')",
 )
 _SECOND = Cell(
     label="`DateTime(zone)`",
     names=("DateTime",),
-    domain="whole seconds from 1970-01-01 to 2106-02-07",
+    domain="times from 1970-01-01 to 2106-02-07, in whole seconds",
     fit_values=leaves.fit_timestamps,
     read_type="DateTime64(6, 'UTC')",
 )
 _ISO_MOMENT = Cell(
     label="`String`",
     names=("String",),
-    domain="the years 1 to 9999, as `YYYY-MM-DD hh:mm:ss.ffffff`, with `Z` for a timestamp",
+    domain="times of the years 1 to 9999, as `YYYY-MM-DD hh:mm:ss.ffffff`; a `timestamp` ends "
+    "in `Z`",
     fit_values=leaves.fit_timestamps,
     read_type="String",
 )
@@ -171,8 +170,8 @@ CELLS: Mapping[str, tuple[Cell, ...]] = MappingProxyType(
             Cell(
                 label="`UUID`",
                 names=("UUID",),
-                domain="UUIDs, 8-4-4-4-12, in lower or upper case; they come back in lower case; "
-                "a tenant's UUID must be in lower case",
+                domain="UUIDs with hyphens, in any case; returned in lower case (a tenant's must be in "
+                "lower case)",
                 fit_values=leaves.fit_uuids,
                 respell=leaves.lower_uuids,
                 read_type="String",
@@ -181,7 +180,7 @@ CELLS: Mapping[str, tuple[Cell, ...]] = MappingProxyType(
             Cell(
                 label="`IPv4`",
                 names=("IPv4",),
-                domain="addresses of four numbers without leading zeros",
+                domain="addresses such as `10.0.0.1`, without leading zeros",
                 fit_values=leaves.fit_ipv4,
                 read_type="String",
                 filler="0.0.0.0",  # noqa: S104 - a value, not an address to listen at
@@ -189,7 +188,7 @@ CELLS: Mapping[str, tuple[Cell, ...]] = MappingProxyType(
             Cell(
                 label="`IPv6`",
                 names=("IPv6",),
-                domain="addresses in their shortest form (RFC 5952)",
+                domain="addresses as RFC 5952 writes them, such as `2001:db8::1`",
                 fit_values=texts.fit_ipv6,
                 read_type="String",
                 filler="::",
@@ -197,7 +196,7 @@ CELLS: Mapping[str, tuple[Cell, ...]] = MappingProxyType(
             Cell(
                 label="`Enum8(...)`, `Enum16(...)`",
                 names=("Enum8", "Enum16"),
-                domain="the names of its members",
+                domain="the names of the Enum's members",
                 fit_values=leaves.fit_enum_members,
                 read_type="String",
             ),
@@ -208,13 +207,13 @@ CELLS: Mapping[str, tuple[Cell, ...]] = MappingProxyType(
             Cell(
                 label="`Date32`",
                 names=("Date32",),
-                domain="the years 1900 to 2299",
+                domain="dates from 1900-01-01 to 2299-12-31",
                 fit_values=leaves.fit_dates,
             ),
             Cell(
                 label="`Date`",
                 names=("Date",),
-                domain="1970-01-01 to 2149-06-06",
+                domain="dates from 1970-01-01 to 2149-06-06",
                 fit_values=leaves.fit_dates,
                 read_type="Date32",
             ),

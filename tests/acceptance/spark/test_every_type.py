@@ -182,7 +182,7 @@ def test_a_value_that_does_not_fit_stops_its_index_alone_and_its_deletion_mends_
     table.sql("INSERT INTO {t} VALUES ('a', 3, 256)")
     failed = [each for each in table.follow() if not isinstance(each, RowDelivery)]
     assert [each.code for each in failed] == [SchemaError.code]
-    said = "column 'n' is 256 in row {'id': 3}, but UInt8 holds whole numbers within its range"
+    said = "column 'n' is 256 in row {'id': 3}, but UInt8 holds whole numbers in the type's range"
     assert said in failed[0].message
     assert table.query("SELECT id FROM {small} ORDER BY id") == [(1,), (2,)]
     table.sql("DELETE FROM {t} WHERE id = 3")

@@ -31,7 +31,7 @@ from support.lake.type_cells import (
     VARIANT,
     field,
 )
-from support.lake.types_page import type_table
+from support.lake.types_page import render_type_table
 from support.paths import DOCS
 
 PAGE = DOCS / "types.md"
@@ -373,7 +373,7 @@ def test_a_type_without_fields_replaces_the_old_one(new):
 
 
 def test_the_page_has_the_code_s_table_of_types():
-    assert f"\n\n{type_table()}\n" in PAGE.read_text()
+    assert f"\n\n{render_type_table()}\n" in PAGE.read_text()
 
 
 def test_every_cell_is_tested_on_the_engine():
@@ -395,7 +395,7 @@ def test_the_page_has_the_domain_of_every_tested_type():
     for case in CASES:
         stored = resolve_stored_type(case.source, case.asked, nullable=True, column="c").type.bare
         cell = find_cell(case.source, stored)
-        assert cell is None or cell.domain in type_table()
+        assert cell is None or cell.domain in render_type_table()
     assert get_family(Decimal(3, 1)) == "decimal"
     assert get_family(Primitive("interval day")) is None
     assert get_family(VARIANT) == "variant"

@@ -170,8 +170,8 @@ CELLS: Mapping[str, tuple[Cell, ...]] = MappingProxyType(
             Cell(
                 label="`UUID`",
                 names=("UUID",),
-                domain="UUIDs with hyphens, in any case; returned in lower case (a tenant's must be "
-                "in lower case)",
+                domain="UUIDs with hyphens, in any case; returned in lower case (a tenant's must "
+                "be in lower case)",
                 fit_values=leaves.fit_uuids,
                 respell=leaves.lower_uuids,
                 read_type="String",

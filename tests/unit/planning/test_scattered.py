@@ -74,7 +74,7 @@ def scatter(deployment, source, start, clock):
 def test_the_number_of_statements_does_not_depend_on_tenants(scatter):
     """Neither a flush's, nor those of the look after a commit to all tenants, and of its run."""
     small, large = [], []
-    for number, counts in ((40, small), (400, large)):
+    for number, counts in ((20, small), (200, large)):
         tenants, sensor = scatter(number)
         (table,), log = sensor.runner.sources, sensor.deployment.log
         with log.engine.connect() as connection:

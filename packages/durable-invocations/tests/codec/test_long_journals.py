@@ -41,7 +41,7 @@ def open_calls(count):
     call = make_frame(pb.CallEntryMessage(service_name="S", handler_name="h"))
     for index in range(1, count + 1):
         handler, (sent,) = handler_side.step(handler, h.Issued(entry=call))
-        runtime, _ = runtime_side.step(runtime, r.FrameReceived(frame=sent.frame))
+        runtime, _ = runtime_side.step(runtime, r.HandlerFrameReceived(frame=sent.frame))
         runtime, _ = runtime_side.step(runtime, r.EntryCommitted(index=index))
     return handler, runtime
 

@@ -21,7 +21,7 @@ def run(*events, journal=(INPUT,), duplex=True, version=3, replayed=True):
     """Return all that follows from the events; a frame stands for EntrySent."""
     state, out = runtime_side.begin_attempt(journal, duplex=duplex, version=version), []
     for event in [*([r.Replayed()] if replayed else []), *events]:
-        sent = r.FrameReceived(frame=event) if isinstance(event, Frame) else event
+        sent = r.HandlerFrameReceived(frame=event) if isinstance(event, Frame) else event
         state, more = runtime_side.step(state, sent)
         out += more
     return out

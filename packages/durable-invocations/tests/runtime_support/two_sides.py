@@ -236,7 +236,7 @@ class AttemptRun:
         self.handler.do(self.down.pop(0))
 
     def _deliver_up(self) -> None:
-        self._tell(r.FrameReceived(frame=self.handler.up.pop(0)))
+        self._tell(r.HandlerFrameReceived(frame=self.handler.up.pop(0)))
 
     def _store(self) -> None:
         commit = self.storing[0]

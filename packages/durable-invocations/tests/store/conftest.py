@@ -20,14 +20,14 @@ def database(new_postgres):
 @pytest.fixture(params=["sqlite", "postgresql"])
 def engine(request, tmp_path):
     if request.param == "sqlite":
-        made = open_database(f"sqlite:///{tmp_path}/log.db", keep_open=True)
-        SqlStore(made).ensure()
-        yield made
-        made.dispose()
+        engine = open_database(f"sqlite:///{tmp_path}/log.db", keep_open=True)
+        SqlStore(engine).ensure()
+        yield engine
+        engine.dispose()
         return
-    made = request.getfixturevalue("database")
-    yield made
-    with made.begin() as connection:
+    engine = request.getfixturevalue("database")
+    yield engine
+    with engine.begin() as connection:
         # A TRUNCATE syncs every file of every table.
         for table in TABLES:
             connection.execute(sa.delete(table))

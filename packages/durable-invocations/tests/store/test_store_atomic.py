@@ -1,4 +1,4 @@
-"""An operation is done whole or not at all, wherever it dies, over SQLite and PostgreSQL."""
+"""An operation is done completely or not at all, wherever it dies, on SQLite and PostgreSQL."""
 
 import subprocess
 import sys
@@ -10,6 +10,8 @@ from durable_invocations.protocol.frames import make_frame
 from durable_invocations.protocol.pb import protocol_pb2 as pb
 from durable_invocations.runtime.store import operations as op
 from runtime_support.runtimes.manual_runtime import (
+    AWAKEABLE,
+    CALL,
     FIRST,
     SERVICES,
     TABLES,
@@ -21,11 +23,10 @@ from runtime_support.runtimes.manual_runtime import (
     value,
 )
 
-CALL = pb.CallEntryMessage(service_name="Plain", handler_name="go")
 CART = pb.CallEntryMessage(service_name="Cart", handler_name="add", key="k")
 
 
-def everything(engine):
+def read_tables(engine):
     with engine.connect() as connection:
         return {
             table.name: connection.execute(sa.select(table).order_by(*table.primary_key)).all()
@@ -33,14 +34,12 @@ def everything(engine):
         }
 
 
-def commit(claimed, index, message):
-    return op.CommitEntry(
-        id=claimed.id, fence=claimed.fence, index=index, frame=make_frame(message)
-    )
+def commit(claim, index, message):
+    return op.CommitEntry(id=claim.id, fence=claim.fence, index=index, frame=make_frame(message))
 
 
-def awaiting(desk, path, *messages):
-    """An invocation that is suspended on the entries."""
+def begin_and_suspend(desk, path, *messages):
+    """An invocation that is suspended on these entries."""
     mine = desk.begin(path)
     for message in messages:
         desk.commit(mine, message)
@@ -52,7 +51,7 @@ def a_call(desk):
     return commit(desk.begin(), 1, CART)
 
 
-def a_call_of_a_key_that_is_taken(desk):
+def a_call_to_a_key_in_use(desk):
     desk.begin("Cart/k/add")
     return commit(desk.begin(), 1, CART)
 
@@ -72,13 +71,13 @@ def a_state_that_is_set(desk):
 
 
 def a_promise_that_is_waited_for(desk):
-    awaiting(desk, "Signup/me/run", pb.GetPromiseEntryMessage(key="mail"))
+    begin_and_suspend(desk, "Signup/me/run", pb.GetPromiseEntryMessage(key="mail"))
     completes = pb.CompletePromiseEntryMessage(key="mail", completion_value=b"ok")
     return commit(desk.begin("Signup/me/poke"), 1, completes)
 
 
 def an_awakeable_that_is_waited_for(desk):
-    mine = awaiting(desk, "Plain/go", pb.AwakeableEntryMessage())
+    mine = begin_and_suspend(desk, "Plain/go", AWAKEABLE)
     completes = pb.CompleteAwakeableEntryMessage(id=make_awakeable_id(mine, 1), value=b"v")
     return commit(desk.begin(), 1, completes)
 
@@ -86,31 +85,31 @@ def an_awakeable_that_is_waited_for(desk):
 def an_awakeable_that_came_early(desk):
     mine = desk.begin()
     desk.do(op.CompleteAwakeable(awakeable=make_awakeable_id(mine, 1), result=value(b"v")))
-    return commit(mine, 1, pb.AwakeableEntryMessage())
+    return commit(mine, 1, AWAKEABLE)
 
 
 def a_cancellation(desk):
-    mine = awaiting(desk, "Plain/go", CALL, pb.AwakeableEntryMessage())
+    mine = begin_and_suspend(desk, "Plain/go", CALL, AWAKEABLE)
     return commit(desk.begin(), 1, pb.CancelInvocationEntryMessage(invocation_id=mine.id))
 
 
-def an_end_that_others_wait_for(desk):
+def an_end_that_invocations_wait_for(desk):
     first = desk.begin("Cart/k/add")
     desk.submit("Cart/k/add")
     target = pb.AttachInvocationEntryMessage(invocation_id=first.id)
-    awaiting(desk, "Plain/go", target)
+    begin_and_suspend(desk, "Plain/go", target)
     desk.commit(first, pb.OutputEntryMessage(value=b"out"))
     return op.Finish(id=first.id, fence=first.fence)
 
 
 def a_kill(desk):
-    mine = awaiting(desk, "Cart/k/add", CALL)
+    mine = begin_and_suspend(desk, "Cart/k/add", CALL)
     desk.submit("Cart/k/add")
     return op.Kill(id=mine.id)
 
 
-def what_is_due(desk):
-    awaiting(desk, "Plain/go", pb.SleepEntryMessage(wake_up_time=desk.now + 1_000))
+def timers_that_are_due(desk):
+    begin_and_suspend(desk, "Plain/go", pb.SleepEntryMessage(wake_up_time=desk.now + 1_000))
     desk.submit("Cart/k/add", at=desk.now + 1_000)
     desk.watch.move(1)
     return op.Fire(now=desk.now)
@@ -130,7 +129,7 @@ def a_deployment(_desk):
     return op.Register(deployment=FIRST, services=SERVICES[:2])
 
 
-def what_is_over(desk):
+def an_expired_retention(desk):
     desk.finish(desk.begin("Signup/me/run"))
     desk.watch.move(90_000)
     return op.Prune(now=desk.now)
@@ -139,32 +138,32 @@ def what_is_over(desk):
 @pytest.mark.parametrize(
     "scene",
     [
-        *(a_call, a_call_of_a_key_that_is_taken, a_delayed_call, a_sleep, a_state_that_is_set),
+        *(a_call, a_call_to_a_key_in_use, a_delayed_call, a_sleep, a_state_that_is_set),
         *(a_promise_that_is_waited_for, an_awakeable_that_is_waited_for),
-        *(an_awakeable_that_came_early, a_cancellation, an_end_that_others_wait_for, a_kill),
-        *(what_is_due, a_submission, a_claim, a_deployment, what_is_over),
+        *(an_awakeable_that_came_early, a_cancellation, an_end_that_invocations_wait_for, a_kill),
+        *(timers_that_are_due, a_submission, a_claim, a_deployment, an_expired_retention),
     ],
-    ids=lambda each: each.__name__,
+    ids=lambda scene: scene.__name__,
 )
-def test_nothing_of_an_operation_that_dies_is_seen(desk, engine, scene):
+def test_an_operation_that_dies_leaves_nothing(desk, engine, scene):
     operation = scene(desk)
-    before, died = everything(engine), 0
+    before, died = read_tables(engine), 0
     while True:
         try:
             with die_at(engine, died + 1):
                 desk.do(operation)
         except DiedError:
             died += 1
-            assert everything(engine) == before, died
+            assert read_tables(engine) == before, died
         else:
             break
     assert died >= 2
-    after = everything(engine)
+    after = read_tables(engine)
     assert after != before
-    # Done again, as by who did not hear of it, it makes nothing twice.
+    # A runtime that does not know the outcome does it again, which changes nothing.
     if isinstance(operation, op.CommitEntry):
         desk.do(operation)
-        assert everything(engine) == after
+        assert read_tables(engine) == after
 
 
 DYING = """
@@ -188,7 +187,7 @@ desk.commit(mine, pb.CallEntryMessage(service_name="Plain", handler_name="go"))
 
 
 @pytest.mark.parametrize("statement", ["INSERT INTO durable_journal", "INSERT INTO durable_waits"])
-def test_a_process_that_is_killed_between_entry_and_action_left_neither(desk, engine, statement):
+def test_a_process_that_is_killed_between_entry_and_action_leaves_neither(desk, engine, statement):
     url = engine.url.render_as_string(hide_password=False)
     command = [sys.executable, "-c", DYING, url, statement]
     environment = {"PYTHONPATH": ":".join(filter(None, sys.path))}
@@ -197,9 +196,8 @@ def test_a_process_that_is_killed_between_entry_and_action_left_neither(desk, en
     )
     assert killed.returncode == -9, killed.stderr
     (id_,) = killed.stdout.split()
-    assert [each.id for each in desk.store.invocations()] == [id_]
+    assert [invocation.id for invocation in desk.store.invocations()] == [id_]
     assert len(desk.store.read_journal(id_)) == 1
     assert desk.do(op.Recover(beats=(("one", 0),))) == 1
-    (again,) = desk.claim()
-    assert desk.commit(again, CALL).index == 1
+    assert desk.commit(desk.claim_one(), CALL).index == 1
     assert len(Desk(engine, desk.watch).store.invocations()) == 2

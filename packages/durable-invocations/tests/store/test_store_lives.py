@@ -87,7 +87,7 @@ def test_a_workflow_whose_run_has_another_name_now_has_run_all_the_same(desk):
 def test_exclusive_invocations_of_a_key_go_one_by_one_in_order(desk):
     ids_ = [desk.submit("Cart/k/add").id for _ in range(4)]
     other, shared = desk.submit("Cart/l/add").id, desk.submit("Cart/k/look").id
-    claimed = {each.id: each for each in desk.claim()}
+    claimed = {claim.id: claim for claim in desk.claim()}
     assert claimed.keys() == {ids_[0], other, shared}
     assert [desk.status(each) for each in ids_[1:]] == ["inbox"] * 3
     desk.finish(claimed[other])
@@ -97,13 +97,13 @@ def test_exclusive_invocations_of_a_key_go_one_by_one_in_order(desk):
     assert desk.claim() == ()
     desk.finish(claimed[ids_[0]])
     for expected in ids_[2:]:
-        (mine,) = desk.claim()
+        mine = desk.claim_one()
         assert mine.id == expected
         desk.commit(mine, pb.SleepEntryMessage(wake_up_time=desk.now + 1_000))
         desk.suspend(mine, 1)
         assert desk.claim() == ()
         desk.fire(1)
-        (mine,) = desk.claim()
+        mine = desk.claim_one()
         desk.finish(mine)
     assert desk.claim() == ()
 
@@ -121,26 +121,26 @@ def test_exclusive_submissions_of_one_transaction_keep_their_order(desk):
 def test_a_submission_that_is_repeated_holds_up_no_others_of_its_key(desk):
     first, second = make_submission("Cart/k/add"), make_submission("Cart/k/add")
     desk.do(first)
-    (mine,) = desk.claim()
+    mine = desk.claim_one()
     desk.finish(mine)
     outcomes, changes = desk.store.run([first, second])
     assert [each.is_new for each in outcomes] == [False, True]
     assert changes.ready
-    assert [each.id for each in desk.claim()] == [second.id]
+    assert [claim.id for claim in desk.claim()] == [second.id]
 
 
 def test_a_delayed_invocation_takes_its_place_when_it_is_due(desk):
     late = desk.submit("Cart/k/add", at=desk.now + 5_000).id
     soon = desk.submit("Cart/k/add", at=desk.now + 3_000).id
     now = desk.submit("Cart/k/add").id
-    (mine,) = desk.claim()
+    mine = desk.claim_one()
     assert mine.id == now
     assert desk.fire(10, most=1).next_at <= desk.now
     assert desk.fire().count == 1
     assert [desk.status(each) for each in (late, soon)] == ["inbox", "inbox"]
     desk.finish(mine)
     for expected in (soon, late):
-        (mine,) = desk.claim()
+        mine = desk.claim_one()
         assert mine.id == expected
         desk.finish(mine)
 
@@ -149,7 +149,7 @@ def test_two_delayed_invocations_of_a_key_that_are_due_at_once(desk):
     ids_ = [desk.submit("Cart/k/add", at=desk.now + 1_000).id for _ in range(2)]
     assert desk.fire(1).count == 2
     for expected in ids_:
-        (mine,) = desk.claim()
+        mine = desk.claim_one()
         assert mine.id == expected
         desk.finish(mine)
 
@@ -171,7 +171,7 @@ def test_a_claim_takes_the_oldest_and_fences_others_off(desk, other):
     assert desk.store.invocation(ids_[0]).owner == "one"
     assert desk.store.read_beats().keys() == {"one", "two"}
     assert desk.do(op.Release(owner="one", driven=[(ids_[0], 1)])) == 1
-    again = {each.id: each for each in other.claim()}
+    again = {claim.id: claim for claim in other.claim()}
     assert again.keys() == {ids_[1], ids_[4]}
     assert again[ids_[1]].fence == 2
     zombie = mine[1]
@@ -188,12 +188,12 @@ def test_a_claim_that_was_lost_is_freed_though_an_older_attempt_is_still_held(de
     mine = desk.begin()
     desk.commit(mine, pb.RunEntryMessage(value=b"x"), requires_ack=True)
     desk.suspend(mine, 1)
-    (lost,) = desk.claim()
+    lost = desk.claim_one()
     assert (lost.id, lost.fence) == (mine.id, mine.fence + 1)
     held = [(mine.id, mine.fence)]
     assert desk.do(op.Release(owner="one", driven=[*held, (lost.id, lost.fence)])) == 0
     assert desk.do(op.Release(owner="one", driven=held)) == 1
-    assert [each.id for each in desk.claim()] == [mine.id]
+    assert [claim.id for claim in desk.claim()] == [mine.id]
 
 
 def test_a_begun_invocation_stays_with_its_deployment(desk):
@@ -204,7 +204,7 @@ def test_a_begun_invocation_stays_with_its_deployment(desk):
     assert desk.do(op.Register(deployment=newer, services=services)).is_new
     desk.fail(mine)
     fresh = desk.submit().id
-    claimed = {each.id: each for each in desk.claim()}
+    claimed = {claim.id: claim for claim in desk.claim()}
     assert claimed[mine.id].deployment == first
     assert claimed[fresh].deployment.id == "second"
     assert claimed[fresh].deployment.http == 2
@@ -245,11 +245,11 @@ def test_suspending_on_what_is_completed_makes_it_ready_at_once(desk):
     desk.commit(mine, pb.AwakeableEntryMessage())
     desk.commit(mine, pb.GetStateEntryMessage(key=b"n"))
     assert desk.suspend(mine, 1, 2) == ChangeOutcome()
-    (mine,) = desk.claim()
+    mine = desk.claim_one()
     # A Run that waits for its ack is stored: it is resumed at once.
     desk.commit(mine, pb.RunEntryMessage(value=b"x"), requires_ack=True)
     assert desk.suspend(mine, 3) == ChangeOutcome()
-    (mine,) = desk.claim()
+    mine = desk.claim_one()
     for wrong in ((), (4,), (1, 4)):
         assert desk.suspend(mine, *wrong).code == 571
     assert desk.suspend(mine, 1) == ChangeOutcome()
@@ -283,17 +283,17 @@ def test_a_failed_attempt_is_tried_again_later(desk):
     assert (shown.error, shown.error_at) == (error, desk.now)
     assert desk.claim() == ()
     assert desk.fire(2).count == 1
-    (again,) = desk.claim()
+    again = desk.claim_one()
     assert (again.retries, again.fence) == (1, 2)
     desk.fail(again)
-    (again,) = desk.claim()
+    again = desk.claim_one()
     assert again.retries == 2
     desk.watch.move(1)
     desk.commit(again, pb.RunEntryMessage(value=b"x"))
     stored = desk.now
     desk.watch.move(1)
     desk.fail(again)
-    (again,) = desk.claim()
+    again = desk.claim_one()
     assert (again.retries, again.stored_at) == (1, stored)
     assert desk.store.invocation(mine.id).attempts == 4
 
@@ -303,34 +303,34 @@ def test_an_entry_that_is_stored_ends_the_count_of_failures_however_its_attempt_
     mine = desk.begin()
     for _ in range(2):
         desk.fail(mine)
-        (mine,) = desk.claim()
+        mine = desk.claim_one()
     desk.commit(mine, pb.SleepEntryMessage(wake_up_time=desk.now + 1_000))
     if ends == "suspended":
         desk.suspend(mine, 1)
         desk.fire(1)
     else:
         desk.do(op.Release(owner="one"))
-    (mine,) = desk.claim()
+    mine = desk.claim_one()
     assert mine.retries == 0
     desk.fail(mine)
-    (mine,) = desk.claim()
+    mine = desk.claim_one()
     assert mine.retries == 1
     desk.do(op.Release(owner="one"))
-    (mine,) = desk.claim()
+    mine = desk.claim_one()
     assert mine.retries == 1
 
 
 def test_an_exhausted_invocation_is_paused_until_it_is_resumed(desk):
     mine = desk.begin()
     desk.fail(mine)
-    (mine,) = desk.claim()
+    mine = desk.claim_one()
     assert desk.do(op.Pause(id=mine.id, fence=mine.fence, error=ERROR)) == ChangeOutcome()
     assert desk.do(op.Pause(id=mine.id)) == ChangeOutcome(changed=False)
     assert desk.store.invocation(mine.id).error == ERROR
     assert desk.claim() == ()
     assert desk.do(op.Resume(id=mine.id)) == ChangeOutcome()
     assert desk.do(op.Resume(id=mine.id)) == ChangeOutcome(changed=False)
-    (again,) = desk.claim()
+    again = desk.claim_one()
     assert again.retries == 0
 
 
@@ -340,14 +340,14 @@ def test_a_person_pauses_what_has_begun_and_completions_wait(desk):
     later = desk.submit(at=desk.now + 1_000).id
     for each in (behind, later):
         assert desk.do(op.Pause(id=each)).code == 409
-    (mine,) = desk.claim()
+    mine = desk.claim_one()
     desk.commit(mine, pb.SleepEntryMessage(wake_up_time=desk.now + 500))
     desk.suspend(mine, 1)
     assert desk.do(op.Pause(id=waiting)) == ChangeOutcome()
     assert desk.fire(0.5).count == 1
     assert desk.claim() == ()
     desk.do(op.Resume(id=waiting))
-    (again,) = desk.claim()
+    again = desk.claim_one()
     assert again.journal[1].completed
     desk.finish(again)
     assert desk.do(op.Pause(id=waiting)).code == 409
@@ -359,7 +359,7 @@ def test_a_retry_that_is_far_off_may_be_hastened(desk):
     mine = desk.begin()
     desk.fail(mine, 3_600)
     assert desk.do(op.Resume(id=mine.id)) == ChangeOutcome()
-    assert [each.id for each in desk.claim()] == [mine.id]
+    assert [claim.id for claim in desk.claim()] == [mine.id]
     assert desk.fire().next_at is None
 
 
@@ -410,7 +410,7 @@ def test_ended_invocations_are_kept_for_a_day_and_forgotten_in_portions(desk):
     desk.watch.move(1)
     assert desk.do(op.Prune(now=desk.now, most=3)) == 3
     assert desk.do(op.Prune(now=desk.now, most=3)) == 2
-    assert [each.id for each in desk.store.invocations()] == [open_]
+    assert [invocation.id for invocation in desk.store.invocations()] == [open_]
     assert all(desk.store.read_journal(each) == [] for each in ended)
 
 
@@ -448,8 +448,8 @@ def test_what_was_not_begun_ends_when_it_is_stopped(desk, way):
         assert desk.do(way(id=each)) == ChangeOutcome(changed=False)
         assert desk.result(each).code == 409
     assert desk.fire(1).count == 0
-    (mine,) = desk.claim()
+    mine = desk.claim_one()
     assert mine.id == first
     desk.finish(mine)
-    (mine,) = desk.claim()
+    mine = desk.claim_one()
     assert mine.id == last

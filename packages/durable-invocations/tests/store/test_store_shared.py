@@ -70,7 +70,7 @@ def test_a_runtime_whose_beat_stands_still_loses_what_it_drives(desk, other):
     assert other.do(op.Recover(beats=(("one", 2), ("three", 0)))) == 1
     assert other.store.read_beats() == {"two": 1}
     assert not other.store.look("one").news
-    (again,) = other.claim()
+    again = other.claim_one()
     assert (again.id, again.fence) == (mine.id, 2)
     assert again.journal[1].message().value == b"v"
     # It was not dead: it goes on with a new claim, and can be taken for dead again.
@@ -164,9 +164,9 @@ def test_what_nobody_serves_any_more_waits_without_holding_others_up(desk):
     assert not desk.store.look("one").ready
     kept = desk.submit().id
     assert desk.store.look("one").ready
-    assert [each.id for each in desk.claim(1)] == [kept]
+    assert [claim.id for claim in desk.claim(1)] == [kept]
     desk.do(op.Register(deployment=FIRST, services=SERVICES))
-    assert [each.id for each in desk.claim()] == [lost]
+    assert [claim.id for claim in desk.claim()] == [lost]
 
 
 def test_invocations_are_listed_newest_first_by_what_is_asked(desk):
@@ -175,11 +175,11 @@ def test_invocations_are_listed_newest_first_by_what_is_asked(desk):
     second = desk.submit("Cart/k/add", idempotency_key="a", headers=(("a", "b"),)).id
     third = desk.submit("Cart/k/look").id
     listed = desk.store.invocations()
-    child = desk.store.read_journal(first.id)[1].child
+    child = desk.find_child(first, 1)
     assert [each.id for each in listed] == [third, second, child, first.id]
 
     def ids_of(**chosen):
-        return [each.id for each in desk.store.invocations(InvocationFilter(**chosen))]
+        return [invocation.id for invocation in desk.store.invocations(InvocationFilter(**chosen))]
 
     assert ids_of(limit=1) == [third]
     assert ids_of(before=listed[0].number, limit=1) == [second]
@@ -206,7 +206,7 @@ def test_a_look_says_what_there_is_to_do(desk):
     mine = desk.submit().id
     assert desk.store.look("one").ready
     desk.submit(at=desk.now + 7_000)
-    (claimed,) = desk.claim()
+    claimed = desk.claim_one()
     assert desk.store.look("one").next_at == desk.now + 7_000
     assert desk.store.look("one", [mine, "inv_1"]).ended == {}
     desk.finish(claimed)

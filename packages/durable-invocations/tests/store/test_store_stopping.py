@@ -15,7 +15,7 @@ AWAKEABLE = pb.AwakeableEntryMessage()
 
 
 def child_of(desk, claimed, index):
-    return desk.store.read_journal(claimed.id)[index].child
+    return desk.find_child(claimed, index)
 
 
 def attach(id_):
@@ -29,11 +29,11 @@ def test_cancelling_fails_every_entry_that_waits_and_cancels_calls(desk):
     waiting = [sleep, CALL, AWAKEABLE, GET, attach(target.id)]
     for each in waiting:
         assert desk.commit(mine, each).result is None
-    child = child_of(desk, mine, 2)
+    child = desk.find_child(mine, 2)
     desk.suspend(mine, 1)
     assert desk.do(op.Cancel(id=mine.id)) == ChangeOutcome()
     assert desk.result(child) == CANCELED
-    (again,) = desk.claim()
+    again = desk.claim_one()
     failures = [Failure.read(each.message().failure) for each in again.journal[1:]]
     assert failures == [CANCELED] * 5
     # Nothing of it completes them again.
@@ -105,14 +105,14 @@ def test_a_cancellation_reaches_who_drives_the_invocation(desk, other):
 def test_cancelling_goes_down_through_calls_and_their_ends_up(desk):
     top = desk.begin()
     desk.commit(top, CALL)
-    (middle,) = desk.claim()
+    middle = desk.claim_one()
     desk.commit(middle, CALL)
-    (bottom,) = desk.claim()
+    bottom = desk.claim_one()
     desk.commit(bottom, AWAKEABLE)
     for each in (top, middle, bottom):
         desk.suspend(each, 1)
     desk.do(op.Cancel(id=top.id))
-    again = {each.id: each for each in desk.claim()}
+    again = {claim.id: claim for claim in desk.claim()}
     assert again.keys() == {top.id, middle.id, bottom.id}
     for each in again.values():
         assert Failure.read(each.journal[1].message().failure) == CANCELED
@@ -125,7 +125,7 @@ def test_cancelling_what_is_paused_ends_it_and_cancels_its_calls(desk, waits):
     mine = desk.begin()
     if waits:
         desk.commit(mine, CALL)
-        child = child_of(desk, mine, 1)
+        child = desk.find_child(mine, 1)
     desk.do(op.Pause(id=mine.id))
     assert desk.do(op.Cancel(id=mine.id)) == ChangeOutcome()
     assert desk.result(mine.id) == CANCELED
@@ -139,13 +139,13 @@ def test_cancelling_what_fails_ends_it_at_the_next_attempt_that_does(desk, waits
     mine = desk.begin()
     if waits:
         desk.commit(mine, CALL)
-        child = child_of(desk, mine, 1)
+        child = desk.find_child(mine, 1)
     desk.fail(mine, 60)
     assert desk.do(op.Cancel(id=mine.id)) == ChangeOutcome()
     assert desk.do(op.Cancel(id=mine.id)) == ChangeOutcome(changed=False)
     assert desk.status(mine.id) == "backing off"
     desk.fire(60)
-    (again,) = [each for each in desk.claim() if each.id == mine.id]
+    again = desk.claim_one(mine.id)
     assert desk.fail(again, 60) == ChangeOutcome()
     assert desk.result(mine.id) == CANCELED
     # It runs, and so is to be canceled at what it waits for.
@@ -162,13 +162,13 @@ def test_an_attempt_under_way_that_fails_and_was_canceled_is_the_last(desk):
 def test_a_cancellation_of_what_failed_meets_what_it_waits_for_in_its_next_attempt(desk):
     mine = desk.begin()
     desk.commit(mine, CALL)
-    child = child_of(desk, mine, 1)
+    child = desk.find_child(mine, 1)
     desk.fail(mine, 60)
     desk.do(op.Cancel(id=mine.id))
     desk.fire(60)
-    (again,) = [each for each in desk.claim() if each.id == mine.id]
+    again = desk.claim_one(mine.id)
     assert desk.suspend(again, 1) == ChangeOutcome()
-    (woken,) = [each for each in desk.claim() if each.id == mine.id]
+    woken = desk.claim_one(mine.id)
     assert Failure.read(woken.journal[1].message().failure) == CANCELED
     assert not desk.store.invocation(mine.id).canceled
     assert desk.do(op.Cancel(id=child)) == ChangeOutcome(changed=False)
@@ -186,7 +186,7 @@ def test_killing_ends_what_runs_and_its_calls_at_once(desk, other):
     desk.commit(top, CALL)
     free, middle = desk.claim()
     desk.commit(middle, CALL)
-    (bottom,) = other.claim()
+    bottom = other.claim_one()
     outcomes, changes = desk.store.run([op.Kill(id=top.id)])
     assert outcomes == [ChangeOutcome()]
     assert changes.ended == dict.fromkeys((top.id, middle.id, bottom.id), KILLED)
@@ -199,7 +199,7 @@ def test_killing_ends_what_runs_and_its_calls_at_once(desk, other):
     for each in (top, middle, bottom):
         assert desk.commit(each, pb.RunEntryMessage(value=b"x")).fenced
     assert desk.result(free.id) is None
-    assert [each.id for each in desk.claim()] == [behind]
+    assert [claim.id for claim in desk.claim()] == [behind]
     assert desk.do(op.Kill(id=top.id)) == ChangeOutcome(changed=False)
 
 
@@ -207,19 +207,19 @@ def test_a_caller_goes_on_when_its_call_is_killed(desk):
     top = desk.begin()
     desk.commit(top, CALL)
     desk.suspend(top, 1)
-    desk.do(op.Kill(id=child_of(desk, top, 1)))
-    (again,) = desk.claim()
+    desk.do(op.Kill(id=desk.find_child(top, 1)))
+    again = desk.claim_one()
     assert Failure.read(again.journal[1].message().failure) == KILLED
 
 
 @pytest.mark.parametrize("way", [op.Cancel, op.Kill])
 def test_what_another_called_first_is_not_stopped_with_who_attached(desk, way):
     shared = desk.submit(idempotency_key="a").id
-    (target,) = desk.claim()
+    target = desk.claim_one()
     top = desk.begin()
     asked = pb.CallEntryMessage(service_name="Plain", handler_name="go", idempotency_key="a")
     desk.commit(top, asked)
-    assert child_of(desk, top, 1) == shared
+    assert desk.find_child(top, 1) == shared
     desk.do(way(id=top.id))
     assert desk.result(shared) is None
     assert not desk.store.invocation(shared).canceled

@@ -126,7 +126,7 @@ def test_a_transaction_whose_commit_was_lost_is_done_once(gate, desk):
     gate.store.run = lost
     outcomes, _ = awaited(gate, [asked])
     assert [each.id for each in outcomes] == [asked.id]
-    assert [each.id for each in desk.store.invocations()] == [asked.id]
+    assert [invocation.id for invocation in desk.store.invocations()] == [asked.id]
 
 
 def test_a_database_that_stays_away_is_an_error(gate):
@@ -143,7 +143,7 @@ async def test_who_stops_waiting_does_not_undo_it(gate, desk):
         future = writer.do(asked)
         future.cancel()
         gate.open.set()
-    assert [each.id for each in desk.store.invocations()] == [asked.id]
+    assert [invocation.id for invocation in desk.store.invocations()] == [asked.id]
 
 
 async def test_a_writer_reads_beside_what_it_writes(engine, watch):

@@ -109,6 +109,17 @@ class Table:
         path.write_text("\n".join(map(json.dumps, lines)) + "\n")
         return self
 
+    def add(self, *tenants):
+        """Commit one file for each tenant, in commits of their own."""
+        for tenant in tenants:
+            self.commit(file("add", tenant))
+        return self
+
+    def forget(self, *versions):
+        """Remove commits, as a clean-up of the log does."""
+        for version in versions:
+            (self.path / format_commit_name(version)).unlink()
+
     def at(self, version, seconds):
         os.utime(self.path / format_commit_name(version), (seconds, seconds))
 
@@ -175,7 +186,7 @@ class TestPoll:
         log = table.log()
         first = log.poll()
         assert log.poll(first) is first
-        table.commit(file("add", "a"))
+        table.add("a")
         second = log.poll(first)
         assert (first.moment.version, second.moment.version) == (0, 1)
         assert second.is_same_table(first)
@@ -185,8 +196,7 @@ class TestPoll:
     def test_many_commits_at_once(self, table):
         log = table.log()
         mark = log.poll()
-        for _ in range(2 * MAX_STEPS):
-            table.commit(file("add", "a"))
+        table.add(*["a"] * (2 * MAX_STEPS))
         assert log.poll(mark).moment.version == 2 * MAX_STEPS
 
     def test_idle_is_two_looks_and_no_reading(self, table):
@@ -219,14 +229,13 @@ class TestPoll:
     def test_a_table_created_anew_is_noticed_in_a_store_at_its_next_commit(
         self, table, kind, commits
     ):
-        log = open_log(table.commit(file("add", "old")), kind)
+        log = open_log(table.add("old"), kind)
         assert log.list_tenants() == ["old"]
         known = log.poll(log.poll())
         assert log.list_changed_tenants(0, 1) == {"old"}
         shutil.rmtree(table.path)
         new = Table(table.path).create()
-        for _ in range(commits):
-            new.commit(file("add", "new"))
+        new.add(*["new"] * commits)
         mark = log.poll(known)
         assert not mark.is_same_table(known)
         assert mark.moment.version == commits
@@ -245,11 +254,11 @@ class TestPoll:
 
     @pytest.mark.parametrize("kind", [LocalFiles, StoreFiles])
     def test_a_table_that_another_process_found_replaced_clears_the_caches(self, table, kind):
-        log = open_log(table.commit(file("add", "old")), kind)
+        log = open_log(table.add("old"), kind)
         log.poll(log.poll())
         assert log.list_changed_tenants(0, 1) == {"old"}
         shutil.rmtree(table.path)
-        new = Table(table.path).create().commit(file("add", "new"))
+        new = Table(table.path).create().add("new")
         known = open_log(new, kind).poll()
         assert log.poll(known) == known
         assert log.list_changed_tenants(0, 1) == {"new"}
@@ -268,10 +277,10 @@ class TestPoll:
         assert log.files.requests == 5
 
     def test_a_log_put_back_to_an_earlier_state(self, table):
-        table.commit(file("add", "a"))
+        table.add("a")
         log = table.log()
         known = log.poll()
-        (table.path / format_commit_name(1)).unlink()
+        table.forget(1)
         mark = log.poll(known)
         assert mark.is_same_table(known)
         assert mark.moment < known.moment
@@ -298,8 +307,7 @@ class TestPoll:
 
     @pytest.mark.parametrize("hint", [1, 2, 3, 9])
     def test_a_hint_that_names_a_missing_checkpoint(self, table, hint):
-        for tenant in ("a", "b", "c"):
-            table.commit(file("add", tenant))
+        table.add("a", "b", "c")
         (table.path / HINT).write_text(json.dumps({"version": hint, "size": 3}))
         log = table.log()
         assert (log.get_latest_moment().version, log.get_facts().version) == (3, 3)
@@ -307,17 +315,15 @@ class TestPoll:
         assert [table.log().list_tenants(version) for version in (1, 2)] == [["a"], ["a", "b"]]
 
     def test_such_a_hint_in_a_log_without_its_first_commit(self, table):
-        for tenant in ("a", "b"):
-            table.commit(file("add", tenant))
+        table.add("a", "b")
         DeltaTable(table.path).create_checkpoint()
-        (table.path / format_commit_name(0)).unlink()
+        table.forget(0)
         next((table.path / "_delta_log").glob("*.checkpoint.parquet")).unlink()
         with raises_naming(SourceError, table.path, HINT, "checkpoint 2"):
             table.log().list_tenants()
 
     def test_a_store_that_fails_past_such_a_hint_is_asked_again(self, table, monkeypatch):
-        for tenant in ("a", "b", "c"):
-            table.commit(file("add", tenant))
+        table.add("a", "b", "c")
         (table.path / HINT).write_text('{"version": 2, "size": 3}')
         open_delta_table = opening._open_delta_table
 
@@ -331,10 +337,9 @@ class TestPoll:
             table.log().get_facts()
 
     def test_a_log_with_nothing_but_a_checkpoint(self, table):
-        table.commit(file("add", "a"))
+        table.add("a")
         DeltaTable(table.path).create_checkpoint()
-        for version in (0, 1):
-            (table.path / format_commit_name(version)).unlink()
+        table.forget(0, 1)
         log = table.log()
         assert log.get_latest_moment().version == 1
         assert log.list_tenants() == ["a"]
@@ -354,28 +359,16 @@ class TestChangedTenants:
             ([{"remove": {"path": "x", "dataChange": True}}], None),
         ],
     )
-    def test_actions(self, table, actions, changed):
+    def test_the_tenants_that_a_commit_changes(self, table, actions, changed):
         table.commit(*actions)
         assert table.log().list_changed_tenants(0, 1) == changed
 
     def test_ranges_are_open_to_the_left(self, table):
-        for tenant in "abc":
-            table.commit(file("add", tenant))
+        table.add("a", "b", "c")
         log = table.log()
         assert log.list_changed_tenants(-1, 3) == {"a", "b", "c"}
         assert log.list_changed_tenants(1, 2) == {"b"}
         assert log.list_changed_tenants(3, 3) == set()
-
-    def test_partition_values_without_the_tenant_are_of_null(self, table):
-        """Spark omits null values from the entry of a removed file."""
-        table.commit(file("add", "a"), file("add", None, path="orphan.parquet"))
-        table.commit(file("remove", None, column=None, path="orphan.parquet"))
-        log = table.log()
-        assert log.list_changed_tenants(1, 2) == set()
-        assert log.has_unnamed_changes(1, 2)
-        assert log.has_only_adds(1, 2, {"a"})
-        assert log.list_feed_files(1, 2, {"a"}) == []
-        assert log.list_probes(2) == [(None, "orphan.parquet")]
 
     @pytest.mark.parametrize("column", ["k", None])
     def test_partition_values_from_before_the_table_was_partitioned_by_tenant_tell_nothing(
@@ -385,7 +378,7 @@ class TestChangedTenants:
         table.commit(file("add", "1", column=column, path="old.parquet"))
         removed = file("remove", "1", column=column, path="old.parquet")
         table.commit(table.metadata(), removed, file("add", "a"))
-        table.commit(file("add", "b"))
+        table.add("b")
         log = table.log()
         for after in (0, 1):
             assert log.list_changed_tenants(after, 3) is None
@@ -408,17 +401,17 @@ class TestChangedTenants:
         assert len(table.log().list_feed_files(0, 1, {"1"})) == 1
         assert table.log().list_feed_files(0, 2, {"1"}) is None
 
-    def test_an_expired_log_cannot_tell(self, table):
-        table.commit(file("add", "a")).commit(file("add", "b"))
+    def test_a_log_that_lost_commits_cannot_tell_their_tenants(self, table):
+        table.add("a", "b")
         log = table.log()
         log.poll()
         log.get_facts()
-        (table.path / format_commit_name(1)).unlink()
+        table.forget(1)
         assert log.list_changed_tenants(0, 2) is None
         assert log.list_changed_tenants(1, 2) == {"b"}
 
     def test_each_commit_is_read_once(self, table):
-        table.commit(file("add", "a"))
+        table.add("a")
         log = table.log()
         assert log.list_changed_tenants(0, 1) == {"a"}
         (table.path / format_commit_name(1)).write_text("")
@@ -445,24 +438,27 @@ class TestChangedTenants:
         assert table.log().list_changed_tenants(0, 1) == {"a"}
         assert table.log().list_tenants() == ["a"]
 
-    @pytest.mark.parametrize("null", [None, ""])
-    def test_rows_without_a_tenant_concern_nobody_but_themselves(self, table, null):
-        orphan = file("add", null, path="orphan.parquet")
-        table.commit(file("add", "a"), orphan)
+    @pytest.mark.parametrize(("null", "column"), [(None, "tenant"), ("", "tenant"), (None, None)])
+    def test_rows_without_a_tenant_concern_no_tenant(self, table, null, column):
+        """Spark omits null values from the entry of a removed file."""
+        table.commit(file("add", "a"), file("add", null, path="orphan.parquet"))
         log = table.log()
         assert (log.list_changed_tenants(0, 1), log.list_tenants()) == ({"a"}, ["a"])
         assert log.has_unnamed_changes(0, 1)
         assert log.get_unnamed_size().files == 1
-        table.commit(file("add", "b"))
+        table.add("b")
         assert not log.has_unnamed_changes(1, 2)
-        table.commit(file("remove", null, path="orphan.parquet"))
+        table.commit(file("remove", null, column=column, path="orphan.parquet"))
+        assert log.list_changed_tenants(2, 3) == set()
         assert log.has_unnamed_changes(2, 3)
+        assert log.list_feed_files(2, 3, {"a"}) == []
+        assert log.list_probes(3) == [(null, "orphan.parquet")]
         assert log.get_unnamed_size() is None
         # The removed rows had no tenant either.
         assert log.has_only_adds(2, 3, {"a"})
         assert log.list_tenants() == ["a", "b"]
 
-    def test_rows_that_nobody_counted_are_taken_for_eight_bytes(self, table):
+    def test_rows_without_a_count_are_taken_for_eight_bytes_each(self, table):
         removed = file("remove", "a", size=80)
         table.commit(
             {"cdc": file("add", "a", size=8_000)["add"]}, file("add", "a", size=4), removed
@@ -470,7 +466,7 @@ class TestChangedTenants:
         table.commit(file("remove", "a", size=800), file("remove", "a", stats='{"numRecords" : 7}'))
         assert table.log().list_written_volumes(0, 2, {"a"}) == [(1, (8_000, 1_000)), (2, (0, 107))]
 
-    def test_sizes(self, table):
+    def test_the_sizes_of_tenants_and_changes(self, table):
         table.commit(file("add", "a", size=5, stats='{"numRecords":3}'), file("add", "b", size=7))
         table.commit(file("remove", "b"), file("add", "a", size=1, stats='{"numRecords":1}'))
         log = table.log()
@@ -484,13 +480,11 @@ class TestChangedTenants:
 
 
 class TestMoment:
-    def test_the_time_in_the_commit_goes_before_that_of_the_file(self, table):
-        table.commit(info={"inCommitTimestamp": 1_700_000_000_123})
-        assert table.log().get_moment(1) == Moment(1, 1_700_000_000_123_000)
-
-    def test_the_time_of_the_file_in_milliseconds(self, table):
+    def test_a_moment_has_the_time_in_the_commit_else_that_of_the_file_in_milliseconds(self, table):
         table.at(0, 1_700_000_000.123456)
-        assert table.log().get_moment(0) == Moment(0, 1_700_000_000_123_000)
+        table.commit(info={"inCommitTimestamp": 1_700_000_000_999})
+        micros = [table.log().get_moment(version).micros for version in (0, 1)]
+        assert micros == [1_700_000_000_123_000, 1_700_000_000_999_000]
 
     def test_times_grow_with_versions(self, table):
         for _ in range(3):
@@ -503,7 +497,7 @@ class TestMoment:
 
     def test_a_commit_that_is_no_longer_there(self, table):
         table.commit()
-        (table.path / format_commit_name(0)).unlink()
+        table.forget(0)
         with raises_naming(FeedGoneError, "Commit 0", table.path, 1):
             table.log().get_moment(0)
 
@@ -522,7 +516,7 @@ class TestFeed:
         assert plan_read(table.log(), 0, 1).kind is ReadKind.TAIL
         assert get_feed_state(table.log(), 1, 1) == FeedState(available=True)
 
-    def test_whether_a_log_has_a_commit_tells_its_time(self, table):
+    def test_a_log_has_a_commit_only_with_its_time(self, table):
         table.commit().commit()
         log = table.log()
         one, last = log.get_moment(1), log.get_moment(2)
@@ -531,7 +525,7 @@ class TestFeed:
         assert not log.has_moment(Moment(3, last.micros))
         another = table.log()
         another.get_latest_moment()
-        (table.path / format_commit_name(1)).unlink()
+        table.forget(1)
         # A commit that was cleaned up may have been the same.
         assert another.has_moment(replace(one, micros=1))
 
@@ -544,12 +538,12 @@ class TestFeed:
     def test_a_log_without_a_commit_of_the_range(self, table):
         for _ in range(3):
             table.commit()
-        (table.path / format_commit_name(2)).unlink()
+        table.forget(2)
         assert_snapshot(table, 0, 3, "commit 2")
 
     def test_a_feed_that_was_off_in_the_range(self, table):
         table.commit(table.metadata(properties={}))
-        table.commit(file("add", "a"))
+        table.add("a")
         table.commit(table.metadata())
         table.commit()
         assert_snapshot(table, 0, 2, "off", 1)
@@ -583,7 +577,7 @@ class TestFeed:
         table.commit(make_metadata("one")).commit(make_metadata("another")).commit()
         assert plan_read(table.log(), 1, 3).kind is ReadKind.TAIL
 
-    def test_partitioned_by_other_columns(self, tmp_path):
+    def test_other_partition_columns_break_a_range(self, tmp_path):
         """Its feed lacks the values of earlier files, for Spark and for any other reader."""
         path, rows = str(tmp_path / "t"), pa.table({"tenant": ["a"], "k": [1], "day": ["d"]})
         feed = {"delta.enableChangeDataFeed": "true"}
@@ -600,7 +594,7 @@ class TestFeed:
 
     def test_properties_and_comments_are_no_change_of_columns(self, table):
         on = {"delta.enableInCommitTimestamps": "true", "delta.appendOnly": "false"}
-        table.commit(table.metadata(properties=FEED | on)).commit(file("add", "a"))
+        table.commit(table.metadata(properties=FEED | on)).add("a")
         table.commit(table.metadata([TENANT, KEY | {"metadata": {}}], properties={}))
         assert table.log().find_first_column_change(0, 3) is None
         table.commit(table.metadata([TENANT, KEY, NUMBER])).commit(table.metadata([TENANT, KEY]))
@@ -609,11 +603,10 @@ class TestFeed:
         assert changes == [4, 4, 4, 4, 5, None]
 
     def test_columns_may_have_changed_where_the_log_has_lost_earlier_ones(self, table):
-        table.commit(file("add", "a")).commit(table.metadata()).commit(file("add", "a"))
+        table.add("a").commit(table.metadata()).add("a")
         log = table.log()
         log.get_facts(3)
-        (table.path / format_commit_name(0)).unlink()
-        (table.path / format_commit_name(1)).unlink()
+        table.forget(0, 1)
         assert log.find_first_column_change(1, 3) == 2
         assert log.find_first_column_change(0, 3) == 1
         assert log.find_first_column_change(2, 3) is None
@@ -632,12 +625,9 @@ class TestFeed:
         assert_snapshot(table, 2, 4, "'tenant'", "dropped", 3)
         assert ChangeFeed(log=table.log()).find_first_drop(0, 4) is None
 
-    def test_a_file_that_vacuum_removed(self, table):
+    def test_vacuum_may_have_removed_files_of_other_tenants_only(self, table):
         table.commit(file("add", "a", path="tenant=a/gone.parquet"))
         assert_snapshot(table, 0, 1, "VACUUM", "1 to 1")
-
-    def test_files_of_other_tenants_may_be_gone(self, table):
-        table.commit(file("add", "a", path="tenant=a/gone.parquet"))
         log = table.log()
         assert plan_read(log, 0, 1, {"b"}).kind is ReadKind.TAIL
         assert plan_read(log, 0, 1, {"a", "b"}).kind is ReadKind.SNAPSHOT
@@ -650,7 +640,7 @@ class TestFeed:
         with TemporaryDirectory() as folder:
             table = Table(Path(folder)).create()
             owners = st.sampled_from(["a", "b", None])
-            for number in range(data.draw(st.integers(1, 5))):
+            for number in range(data.draw(st.integers(1, 3))):
                 additions = data.draw(st.lists(st.tuples(owners, st.booleans()), max_size=3))
                 names = [f"{number}-{at}.parquet" for at in range(len(additions))]
                 for name, (_, exists) in zip(names, additions, strict=True):
@@ -684,7 +674,7 @@ class TestFeed:
         table.commit().commit(table.metadata()).commit()
         log = table.log()
         log.get_facts()
-        (table.path / format_commit_name(0)).unlink()
+        table.forget(0)
         state = get_feed_state(log, 1, 3)
         assert not state.available
         assert_names(state.reason, "describes", 1)
@@ -801,13 +791,13 @@ class TestFiles:
         assert files.find_missing([]) is None
 
     def test_a_whole_log_through_a_store(self, table):
-        table.commit(file("add", "a"))
+        table.add("a")
         log = table.log()
         log.files = log.log.files = ObjectFiles(table.path.as_uri())
         mark = log.poll()
         assert log.poll(mark) is mark
         assert log.list_changed_tenants(0, 1) == {"a"}
-        table.commit(file("add", "b"))
+        table.add("b")
         assert log.list_changed_tenants(1, log.poll(mark).moment.version) == {"b"}
 
     @pytest.fixture(params=["store", "folder", "file"])

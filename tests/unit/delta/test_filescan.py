@@ -196,7 +196,7 @@ def test_a_file_that_cannot_be_read_is_named(tmp_path, damage, error):
         read(scan)
 
 
-def test_a_file_that_spark_would_read_otherwise_is_left_to_spark(tmp_path):
+def test_a_file_that_spark_would_read_differently_is_left_to_spark(tmp_path):
     rows = make_rows(["a"]).append_column("day", pa.array([date(1500, 1, 1)] * 4))
     path = write(tmp_path / "t", rows)
     columns = ("tenant", "k", "day")

@@ -13,11 +13,16 @@ from iscp_dagster.model.declared.schema import (
     Primitive,
     Struct,
     parse_schema,
+    to_schema_json,
 )
 from iscp_dagster.model.errors import KeyColumnError, SchemaError
 from support.errors import raises_naming
 
 LONG = Primitive("long")
+
+
+def make_node(name, type_, *, nullable=True, **metadata):
+    return {"name": name, "type": type_, "nullable": nullable, "metadata": metadata}
 
 
 def schema(*fields):
@@ -36,7 +41,7 @@ def schema(*fields):
 )
 def test_spark_pads_columns_of_the_type_char(declared, padded):
     metadata = {"__CHAR_VARCHAR_TYPE_STRING": declared} if declared else {}
-    (field,) = parse_schema(schema({"name": "c", "type": "string", "metadata": metadata}))
+    (field,) = parse_schema(schema(make_node("c", "string", **metadata)))
     assert field.padded is padded
 
 
@@ -57,21 +62,23 @@ def test_spark_pads_columns_of_the_type_char(declared, padded):
             "map<string,long>",
         ),
         (
-            {"type": "struct", "fields": [{"name": "a b", "type": "long", "nullable": False}]},
+            {"type": "struct", "fields": [make_node("a b", "long", nullable=False)]},
             Struct((DeltaField(name="a b", type=LONG, nullable=False, physical="a b"),)),
             "struct<a b:long>",
         ),
     ],
 )
-def test_types(node, type_, text):
-    (column,) = parse_schema(schema({"name": "c", "type": node, "nullable": True}))
+def test_types_are_read_and_written(node, type_, text):
+    written = schema(make_node("c", node))
+    (column,) = parse_schema(written)
     assert column.type == type_
     assert str(column.type) == text
+    assert to_schema_json([column]) == json.loads(written)
 
 
-def test_metadata():
+def test_a_column_has_its_metadata():
     metadata = {"comment": "the price", "delta.columnMapping.physicalName": "col-1"}
-    node = {"name": "c", "type": "long", "nullable": False, "metadata": metadata}
+    node = make_node("c", "long", nullable=False, **metadata)
     assert parse_schema(schema(node)) == (
         DeltaField(name="c", type=LONG, nullable=False, comment="the price", physical="col-1"),
     )

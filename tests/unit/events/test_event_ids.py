@@ -67,11 +67,6 @@ def test_trigger_key_and_timestamp_do_not_run_into_each_other(one, other):
     assert (ids[0] == ids[1]) == (one == other)
 
 
-def test_one_commit_of_two_tenants_gives_two_ids():
-    keys = [make_event_key(tenant, [1]) for tenant in ("acme", "globex")]
-    assert len({SCHEME.make_event_id("alert", key, AT) for key in keys}) == 2
-
-
 @pytest.mark.parametrize(
     ("tenant", "values", "text"),
     [

@@ -6,7 +6,6 @@ import pytest
 
 from iscp_dagster import Changes
 from iscp_dagster.model.declared.images import Stage, Transitions, TriggerConditions
-from iscp_dagster.model.declared.schema import parse_schema, to_schema_json
 from iscp_dagster.model.errors import ConfigError
 from support.errors import raises_naming
 
@@ -73,24 +72,3 @@ def test_a_changes_index_has_its_view_in_its_definition():
 def test_a_changes_index_refuses_options_that_would_lose_changes(options, culprit):
     with raises_naming(ConfigError, "'changes'", culprit):
         Changes(**options)
-
-
-def test_a_schema_is_written_as_it_is_read():
-    node = {
-        "type": "struct",
-        "fields": [
-            {"name": name, "type": type_, "nullable": True, "metadata": {}}
-            for name, type_ in {
-                "a": "long",
-                "b": "decimal(10,2)",
-                "c": {"type": "array", "elementType": "string", "containsNull": False},
-                "d": {
-                    "type": "map",
-                    "keyType": "string",
-                    "valueType": {"type": "struct", "fields": []},
-                    "valueContainsNull": True,
-                },
-            }.items()
-        ],
-    }
-    assert to_schema_json(parse_schema(json.dumps(node))) == node

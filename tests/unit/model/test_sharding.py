@@ -272,7 +272,7 @@ def test_settings_that_contradict_are_refused_without_a_password(url, urls, culp
 TWO_DATABASES = "http://u:secret@one:1/?database=a http://one:1/?insert_quorum=2&database=b"
 
 
-def test_a_database_each_makes_two_shards_of_one_server():
+def test_a_server_with_two_databases_holds_two_shards():
     first, second = parse_endpoints("http://one:1/?database=a", TWO_DATABASES)
     assert [each.resolve_database("shop") for each in (first, second)] == ["a", "b"]
     assert (first.server, first.address) == ("http://one:1", "http://one:1/?database=a")

@@ -93,29 +93,20 @@ SHUT_DOWN = "(java.lang.IllegalStateException) Cannot call methods on a stopped 
 NO_SESSION = {"error_type": "INVALID_HANDLE.SESSION_NOT_FOUND"}
 
 
-@pytest.mark.parametrize(
-    "make",
-    [
-        lambda: make_error("UnknownException", message=SHUT_DOWN),
-        lambda: make_client_error("RESPONSE_ALREADY_RECEIVED", **NO_SESSION),
-        lambda: make_client_error("NO_ACTIVE_SESSION"),
-        make_retry_error,
-        lambda: make_error(GRPC, "INVALID_HANDLE.SESSION_CHANGED"),
-        lambda: make_error(GRPC, "INVALID_HANDLE.SESSION_NOT_FOUND"),
-        lambda: make_error(GRPC, "INVALID_HANDLE.OPERATION_ABANDONED"),
-    ],
-    ids=[
-        "the server is going down",
-        "a response of an earlier server",
-        "no active session",
-        "the client gave up",
-        "another session",
-        "an unknown session",
-        "an unknown operation",
-    ],
-)
-def test_an_error_of_a_server_that_is_gone_or_new_is_tried_again(make):
-    error = translate_error("/lake/orders", make())
+GONE = {
+    "the server is going down": lambda: make_error("UnknownException", message=SHUT_DOWN),
+    "the server is new": lambda: make_client_error("RESPONSE_ALREADY_RECEIVED", **NO_SESSION),
+    "no session is active": lambda: make_client_error("NO_ACTIVE_SESSION"),
+    "the client gave up": make_retry_error,
+    "another session": lambda: make_error(GRPC, "INVALID_HANDLE.SESSION_CHANGED"),
+    "an unknown session": lambda: make_error(GRPC, "INVALID_HANDLE.SESSION_NOT_FOUND"),
+    "an unknown operation": lambda: make_error(GRPC, "INVALID_HANDLE.OPERATION_ABANDONED"),
+}
+
+
+@pytest.mark.parametrize("case", GONE)
+def test_an_error_of_a_server_that_is_gone_or_new_is_tried_again(case):
+    error = translate_error("/lake/orders", GONE[case]())
     assert type(error) is UnavailableError
     assert not error.permanent
 

@@ -1,4 +1,4 @@
-"""The names that Dagster keeps private, held against the version that is pinned."""
+"""The private names of Dagster that the package uses, compared with the pinned version's."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ MEMBERS = {
 """The methods that the package overrides or calls."""
 
 
-def described(name: str, value: object) -> str:
+def describe(name: str, value: object) -> str:
     """Return the name with its parameters, its members or its value."""
     if isinstance(value, ModuleType):
         return f"{name}: {value.__name__}"
@@ -51,11 +51,11 @@ def test_the_names_are_what_they_were_when_the_version_was_pinned():
         for kind, members in MEMBERS.items()
         for name in members
     }
-    lines = [described(name, value) for name, value in sorted(names.items())]
+    lines = [describe(name, value) for name, value in sorted(names.items())]
     assert lines == (GOLDEN / "dagster_internals.txt").read_text(encoding="utf-8").splitlines()
 
 
-def test_no_other_module_names_what_is_private():
+def test_no_other_module_imports_private_names():
     importing = {
         file.relative_to(ROOT).as_posix()
         for file in (ROOT / "iscp_dagster").rglob("*.py")

@@ -1,4 +1,4 @@
-"""Which runs the launcher interrupts when the daemon that it belongs to ends."""
+"""The runs that the launcher interrupts when its daemon ends."""
 
 from __future__ import annotations
 
@@ -11,20 +11,19 @@ from iscp_dagster.runs.known_runs import BY_HAND_TAG, DISPATCH_TAG, tag_if_by_ha
 from iscp_dagster.runs.launcher import WarmRunLauncher
 from iscp_dagster.runs.socket_path import RunServerAddress
 
-BEGUN = DagsterRunStatus.STARTED
 DISPATCHED = {DISPATCH_TAG: "one"}
 
 
 class Recorder(WarmRunLauncher):
-    """Records what it is asked to terminate; the code server of `unreachable` is away."""
+    """Records the runs that it terminates; the code server of `unreachable` is away."""
 
     def __init__(self) -> None:
         super().__init__()
-        self.asked: list[str] = []
+        self.terminated: list[str] = []
         self.unreachable = ""
 
     def terminate(self, run_id: str) -> bool:
-        self.asked.append(run_id)
+        self.terminated.append(run_id)
         if run_id == self.unreachable:
             raise DagsterUserCodeUnreachableError("away")
         return True
@@ -43,32 +42,32 @@ def launcher(instance):
     return launcher
 
 
-def run_of(instance, tags, status=BEGUN) -> DagsterRun:
+def create_run(instance, tags, status=DagsterRunStatus.STARTED) -> DagsterRun:
     return create_run_for_test(instance, job_name="some_job", tags=tags, status=status)
 
 
-def test_the_daemons_end_interrupts_the_code_servers_iterations(instance, launcher):
-    mine = [run_of(instance, tags) for tags in (DISPATCHED, {BY_HAND_TAG: "true"})]
-    run_of(instance, DISPATCHED, DagsterRunStatus.SUCCESS)
-    others = run_of(instance, {})
-    served = run_of(instance, DISPATCHED)
+def test_the_daemon_s_end_interrupts_the_code_server_s_iterations(instance, launcher):
+    mine = [create_run(instance, tags) for tags in (DISPATCHED, {BY_HAND_TAG: "true"})]
+    create_run(instance, DISPATCHED, DagsterRunStatus.SUCCESS)
+    others = create_run(instance, {})
+    served = create_run(instance, DISPATCHED)
     instance.add_run_tags(
         served.run_id, RunServerAddress(socket="/x", name="y").build_tags(served.run_id)
     )
     launcher.check_run_worker_health(others)
     launcher.unreachable = mine[0].run_id
     launcher.dispose()
-    assert set(launcher.asked) == {run.run_id for run in mine}
+    assert set(launcher.terminated) == {run.run_id for run in mine}
 
 
 def test_a_process_that_watches_no_runs_interrupts_none(instance, launcher):
-    run_of(instance, DISPATCHED)
+    create_run(instance, DISPATCHED)
     launcher.dispose()
-    assert launcher.asked == []
+    assert launcher.terminated == []
 
 
 def test_a_run_by_hand_is_marked_and_one_of_the_runner_is_not(instance):
-    runs = run_of(instance, {}), run_of(instance, DISPATCHED)
+    runs = create_run(instance, {}), create_run(instance, DISPATCHED)
     for run in runs:
         tag_if_by_hand(instance, run)
     marked = [BY_HAND_TAG in instance.get_run_by_id(run.run_id).tags for run in runs]

@@ -1,4 +1,4 @@
-"""What a run prints: in Dagster's files, without processes that copy it."""
+"""The output of a run is in Dagster's files, without processes that copy it."""
 
 import shutil
 import subprocess
@@ -8,19 +8,17 @@ import psutil
 import pytest
 from dagster import DagsterEventType, DagsterInstance, job, op
 
-from iscp_dagster.model.errors import ConfigError
-from iscp_dagster.runs.output import OutputInFiles
 from support.paths import ROOT
 
 pytestmark = pytest.mark.slow
 
 
-BEFORE = []
+BEFORE = set()
 
 
-def _children():
-    """Return what this process has started; a worker of the tests has services too."""
-    return [each.pid for each in psutil.Process().children()]
+def list_children():
+    """Return the processes that this one has started; a worker of the tests has services too."""
+    return {child.pid for child in psutil.Process().children()}
 
 
 @op
@@ -28,7 +26,7 @@ def speak():
     print("said by the step")  # noqa: T201
     print("and as an error", file=sys.stderr)  # noqa: T201
     subprocess.run([sys.executable, "-c", "print('by a child')"], check=True)
-    assert set(_children()) <= set(BEFORE)
+    assert list_children() <= BEFORE
 
 
 @job
@@ -41,28 +39,22 @@ def instance(tmp_path, monkeypatch):
     """Give an instance as `dagster.yaml` describes it."""
     monkeypatch.setenv("DAGSTER_HOME", str(tmp_path))
     shutil.copyfile(ROOT / "dagster.yaml", tmp_path / "dagster.yaml")
-    with DagsterInstance.get() as found:
-        yield found
+    with DagsterInstance.get() as instance:
+        yield instance
 
 
-def test_it_is_in_the_files_that_the_ui_reads_and_no_process_copies_it(instance, tmp_path, capfd):
-    BEFORE[:] = _children()
+def test_output_is_in_the_files_that_the_ui_reads_and_no_process_copies_it(
+    instance, tmp_path, capfd
+):
+    BEFORE.update(list_children())
     with capfd.disabled():
-        done = speaking.execute_in_process(instance=instance)
-    (captured,) = instance.all_logs(done.run_id, of_type=DagsterEventType.LOGS_CAPTURED)
+        run = speaking.execute_in_process(instance=instance)
+    (event,) = instance.all_logs(run.run_id, of_type=DagsterEventType.LOGS_CAPTURED)
     manager = instance.compute_log_manager
-    key = manager.build_log_key_for_run(
-        done.run_id, captured.dagster_event.logs_captured_data.file_key
-    )
+    file_key = event.dagster_event.logs_captured_data.file_key
+    key = manager.build_log_key_for_run(run.run_id, file_key)
     assert manager.is_capture_complete(key)
-    said = manager.get_log_data(key)
-    assert said.stdout.decode().splitlines() == ["said by the step", "by a child"]
-    assert "and as an error" in said.stderr.decode()
-    assert list(tmp_path.glob(f"storage/{done.run_id}/**/*.out"))
-
-
-def test_without_a_folder_and_a_home_it_says_what_to_set(monkeypatch, tmp_path):
-    monkeypatch.delenv("DAGSTER_HOME", raising=False)
-    with pytest.raises(ConfigError, match=r"DAGSTER_HOME is not set. Set base_dir in its config"):
-        OutputInFiles.from_config_value(None, {})
-    assert OutputInFiles.from_config_value(None, {"base_dir": str(tmp_path)})
+    output = manager.get_log_data(key)
+    assert output.stdout.decode().splitlines() == ["said by the step", "by a child"]
+    assert "and as an error" in output.stderr.decode()
+    assert list(tmp_path.glob(f"storage/{run.run_id}/**/*.out"))

@@ -1,4 +1,4 @@
-"""What `iscp health` asks Dagster for: the runner's ticks, of whichever start of Dagster."""
+"""`iscp health` finds the runner's last tick, whichever start of Dagster it belongs to."""
 
 from dagster._core.scheduler.instigation import (
     InstigatorState,
@@ -10,6 +10,7 @@ from dagster._core.scheduler.instigation import (
 )
 from dagster._core.test_utils import instance_for_test
 from dagster_graphql.test.utils import define_out_of_process_context, execute_dagster_graphql
+from dagster_shared.serdes import deserialize_value, serialize_value
 
 from iscp_dagster.cli.checkup import _DAGSTER
 
@@ -31,37 +32,36 @@ def location():
 """
 
 
-def test_the_ticks_of_a_later_start_are_seen(tmp_path):
-    kind = InstigatorType.SENSOR
-    with instance_for_test() as instance:
-        for start in range(2):
-            # A code server at another place is another origin of the same sensor.
-            file = tmp_path / str(start) / "code.py"
-            file.parent.mkdir()
-            file.write_text(CODE)
-            with define_out_of_process_context(str(file), "location", instance) as context:
-                (place,) = context.code_locations
-                (repository,) = place.get_repositories().values()
-                sensor = repository.get_sensor("iscp_runner")
-                if start == 0:
-                    state = SensorInstigatorData(min_interval=30)
-                    origin = sensor.get_remote_origin()
-                    instance.add_instigator_state(
-                        InstigatorState(origin, kind, InstigatorStatus.RUNNING, state)
-                    )
-                instance.create_tick(
-                    TickData(
-                        instigator_origin_id=sensor.get_remote_origin_id(),
-                        instigator_name=sensor.name,
-                        instigator_type=kind,
-                        status=TickStatus.SKIPPED,
-                        timestamp=1_800_000_000.0 + start,
-                        selector_id=sensor.selector_id,
-                    )
-                )
-                found = execute_dagster_graphql(context, _DAGSTER).data
-            (entry,) = found["workspaceOrError"]["locationEntries"]
-            (asked,) = entry["locationOrLoadError"]["repositories"][0]["sensors"]
-            assert [each["timestamp"] for each in asked["sensorState"]["ticks"]] == [
-                1_800_000_000.0 + start
-            ]
+def test_the_ticks_of_a_later_start_are_found(tmp_path):
+    """A code server at another place is another origin of the same sensor."""
+    file, kind = tmp_path / "code.py", InstigatorType.SENSOR
+    file.write_text(CODE)
+    with (
+        instance_for_test() as instance,
+        define_out_of_process_context(str(file), "location", instance) as context,
+    ):
+        (location,) = context.code_locations
+        (repository,) = location.get_repositories().values()
+        sensor = repository.get_sensor("iscp_runner")
+        later = sensor.get_remote_origin()
+        earlier = deserialize_value(serialize_value(later).replace(str(file), "/earlier/code.py"))
+        assert earlier.get_id() != later.get_id()
+        state = SensorInstigatorData(min_interval=30)
+        instance.add_instigator_state(
+            InstigatorState(earlier, kind, InstigatorStatus.RUNNING, state)
+        )
+        for number, origin in enumerate([earlier, later]):
+            tick = TickData(
+                instigator_origin_id=origin.get_id(),
+                instigator_name=sensor.name,
+                instigator_type=kind,
+                status=TickStatus.SKIPPED,
+                timestamp=1_800_000_000.0 + number,
+                selector_id=sensor.selector_id,
+            )
+            instance.create_tick(tick)
+            data = execute_dagster_graphql(context, _DAGSTER).data
+            (entry,) = data["workspaceOrError"]["locationEntries"]
+            (shown,) = entry["locationOrLoadError"]["repositories"][0]["sensors"]
+            timestamps = [each["timestamp"] for each in shown["sensorState"]["ticks"]]
+            assert timestamps == [1_800_000_000.0 + number]

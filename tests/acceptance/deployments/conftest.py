@@ -5,6 +5,7 @@ ClickHouse has a stack of its own, so that the proxy lies between the two.
 
 from __future__ import annotations
 
+import os
 import runpy
 from collections.abc import Callable, Mapping
 from contextlib import ExitStack
@@ -163,25 +164,25 @@ def ground(tmp_path_factory):
     folder = tmp_path_factory.mktemp("ground")
     hooks, services = find_free_port(), find_free_port()
     project = project_of(folder / "project", hooks, services)
-    with ExitStack() as held:
-        clickhouse = held.enter_context(running_stack(folder / "clickhouse", (CLICKHOUSE,)))
-        proxy = held.enter_context(faulty(clickhouse.clickhouse_url))
-        postgres = held.enter_context(run_postgres(tmp_path_factory.mktemp("runtime")))
-        disk = held.enter_context(small_disk())
+    with ExitStack() as exits:
+        clickhouse = exits.enter_context(running_stack(folder / "clickhouse", (CLICKHOUSE,)))
+        proxy = exits.enter_context(faulty(clickhouse.clickhouse_url))
+        postgres = exits.enter_context(run_postgres(tmp_path_factory.mktemp("runtime")))
+        disk = exits.enter_context(small_disk())
         extra = {
             "CLICKHOUSE_URL": proxy.url,
             "ISCP_LOG_URL": postgres.get_uri(),
             "ISCP_STATE_STORE": f"sqlite:///{disk / 'states.sqlite'}",
             "ISCP_SCAN_SECONDS": "3",
-            "PYTHONPATH": str(project),
+            "PYTHONPATH": os.pathsep.join([str(project), os.environ.get("PYTHONPATH", "")]),
         }
-        stack = held.enter_context(running_stack(project / ".iscp", SERVICES, extra=extra))
+        stack = exits.enter_context(running_stack(project / ".iscp", SERVICES, extra=extra))
         # Later tests must not use sessions of this Spark, which ends here.
-        held.callback(disconnect)
+        exits.callback(disconnect)
         environment = stack.environment | extra
         direct = {"CLICKHOUSE_URL": clickhouse.clickhouse_url}
         lake = {"ISCP_LAKE": str(stack.home / "lake")}
-        client = held.enter_context(httpx.Client(timeout=60))
+        client = exits.enter_context(httpx.Client(timeout=60))
         # Runs use the stack's Spark; the tests write without it.
         deployment = served(open_deployment(environment | direct | lake), NearSpark())
         declared = runpy.run_path(str(project / "assets" / "rows.py"))

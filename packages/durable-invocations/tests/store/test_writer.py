@@ -36,9 +36,9 @@ class Gate:
             failure = self.failures.pop(0)
             if failure is not None:
                 raise failure
-        for each in operations:
-            if isinstance(each, op.Cancel) and each.id == "poison":
-                raise ValueError(each.id)
+        for operation in operations:
+            if isinstance(operation, op.Cancel) and operation.id == "poison":
+                raise ValueError(operation.id)
         return self.store.run(operations)
 
 
@@ -47,106 +47,101 @@ def gate(desk):
     return Gate(desk.store)
 
 
-def awaited(gate, asked, *, patience=5.0):
-    """The outcomes of operations that are asked for while the writer is busy, and the changes."""
-    told = []
-
-    async def work():
-        async with Writer(gate, told.append, patience=patience) as writer:
-            first = writer.do(op.Beat(owner="one"))
-            futures = [writer.do(each) for each in asked]
-            gate.open.set()
-            outcomes = await asyncio.gather(first, *futures, return_exceptions=True)
-        with pytest.raises(UnavailableError):
-            writer.do(op.Beat(owner="one"))
-        return outcomes[1:]
-
-    return asyncio.run(work()), told
+async def do_while_busy(gate, operations, *, patience=5.0):
+    """The outcomes of operations that are requested while the writer is busy, and the changes."""
+    changes = []
+    async with Writer(gate, changes.append, patience=patience) as writer:
+        first = writer.do(op.Beat(owner="one"))
+        futures = [writer.do(operation) for operation in operations]
+        gate.open.set()
+        outcomes = await asyncio.gather(first, *futures, return_exceptions=True)
+    with pytest.raises(UnavailableError):
+        writer.do(op.Beat(owner="one"))
+    return outcomes[1:], changes
 
 
-def test_what_is_asked_for_meanwhile_shares_a_transaction(gate, desk):
-    asked = [make_submission() for _ in range(40)]
-    outcomes, told = awaited(gate, asked)
-    assert outcomes == [Submitted(id=each.id, is_new=True) for each in asked]
+async def test_operations_share_a_transaction_while_the_writer_is_busy(gate, desk):
+    submissions = [make_submission() for _ in range(40)]
+    outcomes, changes = await do_while_busy(gate, submissions)
+    ids = [submission.id for submission in submissions]
+    assert outcomes == [Submitted(id=id_, is_new=True) for id_ in ids]
     assert len(gate.groups) <= 2
     assert sum(map(len, gate.groups)) == 41
-    assert [each.ready for each in told] == [True]
-    assert {each.id for each in desk.store.invocations()} == {each.id for each in asked}
+    assert [change.ready for change in changes] == [True]
+    assert {invocation.id for invocation in desk.store.invocations()} == set(ids)
 
 
-def test_the_order_of_an_attempt_is_kept_in_a_transaction(gate, desk):
+async def test_the_order_of_an_attempt_is_kept_in_a_transaction(gate, desk):
     mine = desk.begin()
     runs = [make_frame(pb.RunEntryMessage(value=bytes([at]))) for at in range(1, 4)]
     output = make_frame(pb.OutputEntryMessage(value=b"out"))
-    asked = [
-        op.CommitEntry(id=mine.id, fence=mine.fence, index=at, frame=each)
-        for at, each in enumerate([*runs, output], start=1)
+    commits = [
+        op.CommitEntry(id=mine.id, fence=mine.fence, index=at, frame=entry)
+        for at, entry in enumerate([*runs, output], start=1)
     ]
-    finish = op.Finish(id=mine.id, fence=mine.fence)
-    outcomes, told = awaited(
-        gate, [*asked, finish, make_submission(), op.Claim(owner="one", most=5)]
-    )
-    assert [each.index for each in outcomes[:4]] == [1, 2, 3, 4]
+    finish, claim = op.Finish(id=mine.id, fence=mine.fence), op.Claim(owner="one", most=5)
+    outcomes, changes = await do_while_busy(gate, [*commits, finish, make_submission(), claim])
+    assert [outcome.index for outcome in outcomes[:4]] == [1, 2, 3, 4]
     assert outcomes[4] == ChangeOutcome()
-    # What was submitted in the transaction is claimed in it.
+    # The submission of the transaction is claimed in the same one.
     (claimed,) = outcomes[6]
     assert claimed.id == outcomes[5].id
-    assert told[-1].ended == {mine.id: value(b"out")}
+    assert changes[-1].ended == {mine.id: value(b"out")}
 
 
-def test_an_operation_that_fails_fails_alone(gate, desk):
-    good = [make_submission(), make_submission()]
-    outcomes, _ = awaited(gate, [good[0], op.Cancel(id="poison"), op.Cancel(id="x"), good[1]])
-    assert [outcomes[at].is_new for at in (0, 3)] == [True, True]
-    assert isinstance(outcomes[1], ValueError)
-    assert isinstance(outcomes[2], OperationRefusal)
+async def test_a_failure_of_an_operation_fails_no_other(gate, desk):
+    operations = [
+        *(make_submission(), op.Cancel(id="poison"), op.Cancel(id="x"), make_submission()),
+    ]
+    outcomes, _ = await do_while_busy(gate, operations)
+    kinds = [type(outcome) for outcome in outcomes]
+    assert kinds == [Submitted, ValueError, OperationRefusal, Submitted]
     assert len(desk.store.invocations()) == 2
 
 
-def test_a_database_that_was_away_is_tried_again(gate, desk):
+async def test_a_database_that_was_away_is_tried_again(gate):
     gate.failures = [UnavailableError("away"), UnavailableError("away")]
-    asked = make_submission()
-    outcomes, told = awaited(gate, [asked])
-    assert outcomes == [Submitted(id=asked.id, is_new=True)]
-    assert told[0].uncertain
-    assert not told[-1].uncertain or len(told) == 1
+    submission = make_submission()
+    outcomes, changes = await do_while_busy(gate, [submission])
+    assert outcomes == [Submitted(id=submission.id, is_new=True)]
+    assert changes[0].uncertain
+    assert not changes[-1].uncertain or len(changes) == 1
 
 
-def test_a_transaction_whose_commit_was_lost_is_done_once(gate, desk):
-    """The database did it, and its answer did not arrive."""
-    asked = make_submission()
+async def test_a_transaction_whose_answer_is_lost_is_done_once(gate, desk):
+    submission = make_submission()
     run = desk.store.run
 
-    def lost(operations):
+    def lose_answer(operations):
         outcome = run(operations)
-        if asked in operations and len(gate.groups) < 3:
+        if submission in operations and len(gate.groups) < 3:
             raise UnavailableError("the connection broke")
         return outcome
 
-    gate.store.run = lost
-    outcomes, _ = awaited(gate, [asked])
-    assert [each.id for each in outcomes] == [asked.id]
-    assert [invocation.id for invocation in desk.store.invocations()] == [asked.id]
+    gate.store.run = lose_answer
+    outcomes, _ = await do_while_busy(gate, [submission])
+    assert [outcome.id for outcome in outcomes] == [submission.id]
+    assert [invocation.id for invocation in desk.store.invocations()] == [submission.id]
 
 
-def test_a_database_that_stays_away_is_an_error(gate):
+async def test_a_database_that_stays_away_is_an_error(gate):
     gate.failures = [UnavailableError("away")] * 2
-    (error,), told = awaited(gate, [make_submission()], patience=0.0)
+    (error,), changes = await do_while_busy(gate, [make_submission()], patience=0.0)
     assert isinstance(error, UnavailableError)
-    assert told == []
+    assert changes == []
 
 
-async def test_who_stops_waiting_does_not_undo_it(gate, desk):
-    asked = make_submission()
+async def test_a_canceled_request_does_not_undo_the_operation(gate, desk):
+    submission = make_submission()
 
     async with Writer(gate, lambda _: None) as writer:
-        future = writer.do(asked)
+        future = writer.do(submission)
         future.cancel()
         gate.open.set()
-    assert [invocation.id for invocation in desk.store.invocations()] == [asked.id]
+    assert [invocation.id for invocation in desk.store.invocations()] == [submission.id]
 
 
-async def test_a_writer_reads_beside_what_it_writes(engine, watch):
+async def test_a_writer_reads_while_it_writes(engine, watch):
     desk = Desk(engine, watch, services=SERVICES)
     mine = desk.submit().id
 
@@ -157,7 +152,7 @@ async def test_a_writer_reads_beside_what_it_writes(engine, watch):
     assert sum(counts.values()) == 1
 
 
-def test_nothing_is_told_where_nothing_changed(gate):
-    _, told = awaited(gate, [op.Beat(owner="one")])
-    assert told == []
+async def test_a_transaction_without_changes_reports_none(gate):
+    _, changes = await do_while_busy(gate, [op.Beat(owner="one")])
+    assert changes == []
     assert Changes() == Changes(ended={})

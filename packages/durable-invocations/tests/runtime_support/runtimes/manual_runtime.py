@@ -95,7 +95,6 @@ class Desk:
         self.store = SqlStore(engine, owner=owner, clock=self.watch)
         self.owner = owner
         self.do = self.store.do
-        self.frame = make_frame
         self.error = ERROR
         self.do(op.Register(deployment=FIRST, services=services))
 

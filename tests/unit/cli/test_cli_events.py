@@ -159,6 +159,7 @@ def test_events_are_counted_whatever_the_limit_and_one_line_each_when_piped(iscp
             # The bytes of a shell need not be UTF-8.
             for id_ in ("nothing", "\udcff")
         ),
+        (("events", "show", "nothing", "--endpoint", "spare"), ["'nothing'", "'spare'"]),
         *(
             (("endpoint", verb, "alert"), ["'alert'", "alerts, spare"])
             for verb in ("pause", "resume", "ping")

@@ -141,18 +141,6 @@ def test_each_write_grows_the_fence_by_one(store, key):
         assert store.read([key]) == {key: held}
 
 
-def test_a_write_onto_what_is_no_longer_there_is_refused_and_changes_nothing(store, key):
-    first = store.write(key, batch(to=1), holder="old", expected=None)
-    heir = store.write(key, batch(to=2), holder="heir", expected=first)
-    names = ("'mirror'", "registration 1", "'acme'", key.table_id)
-    with raises_naming(FenceError, *names, "fence 1", "old", "fence 2", "heir") as caught:
-        store.write(key, batch(to=3), holder="old", expected=first)
-    assert not caught.value.permanent
-    with raises_naming(FenceError, *names, "nothing", "fence 2"):
-        store.write(key, batch(to=3), holder="old", expected=None)
-    assert store.read([key]) == {key: heir}
-
-
 def test_a_write_onto_what_was_never_there_is_refused(store, key):
     imagined = StoredState(record=batch(), fence=1, holder="old")
     with raises_naming(FenceError, key.table_id, "fence 1", "old", "nothing"):
@@ -178,22 +166,26 @@ def test_what_is_seen_must_be_there_down_to_the_microsecond(store, key, other):
     assert is_same(store.read([key])[key], held)
 
 
-def test_a_zombie_can_neither_advance_nor_overwrite_nor_bring_back(store, key):
-    """A run that was presumed dead wakes up after each step of its heir."""
+def test_a_run_that_was_taken_over_can_neither_write_nor_bring_its_state_back(store, key):
+    """It wakes up after each step of its heir, and repeats its first write."""
     before = store.write(key, batch(to=5), holder="zombie", expected=None)
+    names = ("'mirror'", "registration 1", "'acme'", key.table_id, "zombie")
 
-    def wake_zombie():
+    def wake_zombie(*found):
         for record in (batch(to=5, phase=Phase.AFTER), batch(5, 9), batch(to=5)):
-            with pytest.raises(FenceError):
+            with raises_naming(FenceError, *names, "fence 1", *found) as caught:
                 store.write(key, record, holder="zombie", expected=before)
+            assert not caught.value.permanent
 
-    held = store.write(key, batch(to=5), holder="heir", expected=before)
-    wake_zombie()
-    held = store.write(key, batch(to=5, phase=Phase.AFTER), holder="heir", expected=held)
-    wake_zombie()
-    assert store.read([key]) == {key: held}
+    state = store.write(key, batch(to=5), holder="heir", expected=before)
+    wake_zombie("fence 2", "heir")
+    with raises_naming(FenceError, *names, "nothing", "fence 2", "heir"):
+        store.write(key, batch(to=5), holder="zombie", expected=None)
+    state = store.write(key, batch(to=5, phase=Phase.AFTER), holder="heir", expected=state)
+    wake_zombie("fence 3", "heir")
+    assert store.read([key]) == {key: state}
     store.forget([key])
-    wake_zombie()
+    wake_zombie("nothing")
     assert store.read([key]) == {}
 
 
@@ -213,13 +205,6 @@ def test_what_differs_from_a_write_that_went_through_is_another_write(store, key
     for record, holder in ((batch(n=2), "r1"), (batch(n=1), "r2")):
         with pytest.raises(FenceError):
             store.write(key, record, holder=holder, expected=None)
-
-
-def test_a_repeated_write_loses_against_who_came_between(store, key):
-    first = store.write(key, batch(to=1), holder="r1", expected=None)
-    store.write(key, batch(to=2), holder="r2", expected=first)
-    with raises_naming(FenceError, key.table_id, "fence 2", "r2"):
-        store.write(key, batch(to=1), holder="r1", expected=None)
 
 
 def test_two_registrations_of_a_job_are_apart(store, key):

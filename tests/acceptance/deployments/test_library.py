@@ -15,7 +15,9 @@ from deltalake import write_deltalake
 
 from iscp_dagster.local.services.settings import get_repository
 from iscp_dagster.local.stack.ports import find_free_port
-from support.services.stack import clean_environment
+from support.errors import assert_names
+from support.lake.row_writer import ANYWAY
+from support.services.stack import clean_environment, query
 from support.services.wheels import install_wheels
 
 pytestmark = pytest.mark.timeout(1_200)
@@ -52,6 +54,8 @@ def run(tmp_path, installed):
         "CLICKHOUSE_URL": "http://127.0.0.1:1",
         "SPARK_REMOTE": "sc://127.0.0.1:1",
     }
+    # Else it could lead to the project's code instead of the wheels.
+    environment.pop("PYTHONPATH", None)
 
     def run(*command, seconds=300, code=0):
         done = subprocess.run(
@@ -64,8 +68,8 @@ def run(tmp_path, installed):
             check=False,
         )
         log = tmp_path / "dagster.log"
-        said = log.read_text()[-4000:] if log.exists() else ""
-        assert done.returncode == code, (done.stdout, done.stderr, said)
+        end = log.read_text()[-4000:] if log.exists() else ""
+        assert done.returncode == code, (done.stdout, done.stderr, end)
         return done.stdout or done.stderr
 
     run.environment = environment
@@ -86,20 +90,11 @@ def test_a_project_of_ten_lines_is_loaded_and_kept_in_step(
     configuration = {"delta.enableChangeDataFeed": "true"}
     orders = pa.table({"id": pa.array(range(3), pa.int64()), "what": ["a", "b", "c"]})
     write_deltalake(tmp_path / "lake" / "shop" / "orders", orders, configuration=configuration)
-    command = (
-        "dagster",
-        "dev",
-        "-m",
-        "definitions",
-        "-h",
-        "127.0.0.1",
-        "-p",
-        str(find_free_port()),
-    )
+    address = ("-h", "127.0.0.1", "-p", str(find_free_port()))
     with (
         (tmp_path / "dagster.log").open("w") as log,
         subprocess.Popen(
-            [installed / "python", "-m", *command],
+            [installed / "python", "-m", "dagster", "dev", "-m", "definitions", *address],
             cwd=tmp_path,
             env=run.environment,
             stdout=log,
@@ -113,6 +108,8 @@ def test_a_project_of_ten_lines_is_loaded_and_kept_in_step(
             assert (job["job"], job["state"]) == ("shop.orders/mirror", "completed")
             verified = json.loads(run("iscp", "verify", "--json"))
             assert [(each["agrees"], each["rows"]) for each in verified] == [(True, 3)]
+            tamper(own_clickhouse_url, "shop.orders_mirror__rows", "'other' AS what", "id = 1")
+            assert_names(run("iscp", "verify", code=1), "shop.orders/mirror", "id = 1", "what")
         finally:
             dagster.send_signal(signal.SIGINT)
             try:
@@ -122,11 +119,20 @@ def test_a_project_of_ten_lines_is_loaded_and_kept_in_step(
                     os.killpg(dagster.pid, signal.SIGKILL)
 
 
+def tamper(clickhouse_url, table, change, where):
+    """Write rows of an index again, with a change."""
+    query(
+        clickhouse_url,
+        f"INSERT INTO {table} SETTINGS log_comment = '{ANYWAY['log_comment']}' "
+        f"SELECT * REPLACE ({change}) FROM {table} FINAL WHERE {where}",
+    )
+
+
 def test_without_extras_a_command_says_which_it_needs(run):
-    assert "pip install 'iscp_dagster[local]'" in run("iscp", "up", code=1)
+    assert_names(run("iscp", "up", code=1), "'iscp_dagster[local]'")
     postgres = "postgresql://iscp@127.0.0.1/log"
     run.environment |= {"ISCP_LOG_URL": postgres, "ISCP_ASSETS": "json"}
-    assert "pip install 'iscp_dagster[postgres]'" in run("iscp", "job", "list", code=1)
+    assert_names(run("iscp", "job", "list", code=1), "'iscp_dagster[postgres]'")
 
 
 PROJECT = """
@@ -136,6 +142,17 @@ directory_type = "project"
 [tool.dg.project]
 root_module = "my_project"
 """
+DG = """
+import json, sys
+from dagster_dg_cli.cli import ENV_PREFIX, cli
+
+first, *others = json.loads(sys.argv[1])
+cli(first, auto_envvar_prefix=ENV_PREFIX, standalone_mode=not others)
+for words in others:
+    print(end="\\0", flush=True)
+    cli(words, auto_envvar_prefix=ENV_PREFIX)
+"""
+"""Runs commands of `dg`, since each process of its own takes seconds; prints NUL between two."""
 DEFINITIONS = """\
 from pathlib import Path
 
@@ -157,44 +174,35 @@ def test_a_table_in_yaml_is_made_checked_and_listed_by_dg(tmp_path, installed, r
     (tmp_path / "pyproject.toml").write_text(PROJECT)
     run.environment |= {"PYTHONPATH": str(tmp_path), "PYTHONWARNINGS": "ignore"}
 
-    def dg(*words, **options):
-        return run(installed / "python", "-m", "dagster_dg_cli.cli", *words, **options)
+    def dg(*commands, **options):
+        return run(installed / "python", "-c", DG, json.dumps(commands), **options)
 
     _, _, scaffold, listed = (example("bash", number) for number in range(4))
-    dg(*shlex.split(scaffold)[1:])
+    dg(shlex.split(scaffold)[1:])
     file = package / "defs" / "orders" / "defs.yaml"
     assert file.read_text() == (
         "type: iscp_dagster.SourceTableComponent\n\n"
         "attributes:\n  name: shop.orders\n  key: id\n  indexes:\n    - kind: mirror\n"
     )
     file.write_text(example("yaml"))
-    assert "All definitions loaded successfully" in dg("check", "defs")
-    found = json.loads(dg("list", "defs", "--json"))
+    checked, listing = dg(["check", "defs"], ["list", "defs", "--json"]).split("\0")
+    assert "All definitions loaded successfully" in checked
+    found = json.loads(listing)
     keys = {kind: [each.get("asset_key") or each["name"] for each in found[kind]] for kind in found}
     assert sorted(keys["assets"]) == ["shop/orders", "shop/orders_mirror", "shop/orders_text"]
     assert sorted(keys["sensors"]) == ["iscp_news", "iscp_runner"]
     assert sorted(keys["resources"]) == ["clickhouse", "iscp", "spark"]
     assert run("env", *shlex.split(listed)) == "no jobs\n"
     file.write_text(example("yaml").replace("key: id", "key: 1"))
-    assert f"{file}:5 - iscp_dagster.SourceTableComponent attributes.key 1 is not" in dg(
-        "check", "yaml", code=1
-    )
+    refused = dg(["check", "yaml"], code=1)
+    assert_names(refused, f"{file}:5", "iscp_dagster.SourceTableComponent", "attributes.key 1")
 
 
 def test_this_repository_is_a_project_of_dg_too():
-    listed = (
-        "-m",
-        "dagster_dg_cli.cli",
-        "list",
-        "defs",
-        "--json",
-        "--target-path",
-        get_repository(),
-    )
+    words = ("list", "defs", "--json", "--target-path", get_repository())
     environment = clean_environment(get_repository()) | {"DAGSTER_DISABLE_TELEMETRY": "yes"}
-    done = subprocess.run(
-        [sys.executable, *listed], check=True, capture_output=True, text=True, env=environment
-    )
+    command = [sys.executable, "-m", "dagster_dg_cli.cli", *words]
+    done = subprocess.run(command, check=True, capture_output=True, text=True, env=environment)
     found = json.loads(done.stdout)
     assert sorted(each["name"] for each in found["sensors"]) == ["iscp_news", "iscp_runner"]
     assert "docs/symbols" in [each["asset_key"] for each in found["assets"]]

@@ -12,6 +12,7 @@ from iscp_dagster.delta.read_plans import ReadKind
 from iscp_dagster.joblog.iterations import FailedStep
 from iscp_dagster.location.build import build_definitions
 from iscp_dagster.model.declared.linking.attach import index_of_view
+from iscp_dagster.model.declared.linking.clashes import ClashError
 from iscp_dagster.model.errors import (
     ConfigError,
     IscpError,
@@ -23,6 +24,7 @@ from iscp_dagster.model.errors import (
 )
 from iscp_dagster.model.states import JobState
 from iscp_dagster.spark.session import get_shared_session
+from support.errors import assert_names, raises_naming
 from support.lake.delta_tables import FEED, Table, kinds
 from support.services.stack import find_free_port
 
@@ -56,9 +58,7 @@ def test_a_key_column_that_is_missing(deployment):
     table.insert(1)
     code, message = refused(table)
     assert code == KeyColumnError.code
-    assert "There is no key column 'nr'" in message
-    assert "Correct the key" in message
-    assert table.path in message
+    assert_names(message, "'nr'", table.path)
     mended(replace(table, source=replace(table.source, key="id")))
 
 
@@ -67,13 +67,13 @@ def test_a_key_that_is_null_at_first_and_in_a_change(deployment):
     table.sql("INSERT INTO {t} VALUES ('a', 1, 'x', array(1, 2)), ('a', NULL, 'y', array(1, 2))")
     code, message = refused(table)
     assert code == KeyColumnError.code
-    assert "key column 'id' is null in row" in message
+    assert_names(message, "'id'", "null", {"id": None})
     table.sql("DELETE FROM {t} WHERE id IS NULL")
     mended(table)
     table.sql("INSERT INTO {t} VALUES ('a', NULL, 'y', array(1, 2))")
     code, message = refused(table)
     assert code == KeyColumnError.code
-    assert "Fill it in the source, or declare another key" in message
+    assert_names(message, "'id'", {"id": None})
     assert table.query("SELECT id FROM {mirror}") == [(1,)]
     table.sql("UPDATE {t} SET id = 2 WHERE id IS NULL")
     mended(table)
@@ -145,7 +145,7 @@ def test_a_path_without_a_table(deployment):
     table = Table.make(deployment, Mirror(), create=False)
     look = table.look()
     (problem,) = look.problems
-    assert str(problem).startswith(f"{table.source.name}: There is no Delta table at {table.path}")
+    assert_names(str(problem), table.source.name, table.path)
     table.create()
     table.insert(1)
     table.follow()
@@ -196,14 +196,14 @@ def test_a_service_that_is_not_there(deployment, without, said, remedy):
 
 
 def test_an_index_that_is_declared_twice():
-    with pytest.raises(ConfigError, match=r"index 'mirror' is declared twice; give each its own"):
+    with raises_naming(ConfigError, "bad.rows", "'mirror'"):
         SourceTable("bad.rows", key="id", indexes=[Mirror(), Mirror()])
     one = SourceTable("bad.rows", key="id", indexes=[Mirror(name="x_mirror")])
     other = SourceTable("bad.rows_x", key="id", indexes=[Mirror()])
     strict = {"ISCP_STRICT": "true"}
-    with pytest.raises(ConfigError, match=r"would both have the index view 'bad\.rows_x_mirror'"):
+    with raises_naming(ClashError, "'bad.rows_x_mirror'"):
         build_definitions([one, other], {}, environ=strict)
-    with pytest.raises(ConfigError, match=r"source table 'bad\.rows' is declared twice"):
+    with raises_naming(ClashError, "'bad.rows'"):
         build_definitions([one, replace(one)], {}, environ=strict)
 
 
@@ -214,7 +214,7 @@ def test_vectors_of_mixed_dimensions_stop_their_index_alone(deployment):
     table.sql("INSERT INTO {t} VALUES ('a', 3, 'x', array(1, 2, 3))")
     code, message = refused(table)
     assert code == SchemaError.code
-    assert "vector column 'v' has 3 floats in row {'id': 3}, not 2" in message
+    assert_names(message, "'v'", 3, {"id": 3}, 2)
     assert {job.key.job_name: job.state for job in table.jobs()} == {
         "mirror": JobState.COMPLETED,
         "vector": JobState.ERROR,
@@ -293,7 +293,7 @@ def test_an_array_that_is_null_and_refused(deployment):
     table.sql("INSERT INTO {t} VALUES ('a', 2, 'x', NULL)")
     code, message = refused(table)
     assert code == SchemaError.code
-    assert "column 'v' is null in row {'id': 2}" in message
+    assert_names(message, "'v'", {"id": 2})
     table.sql("UPDATE {t} SET v = array() WHERE id = 2")
     mended(table)
 
@@ -306,8 +306,7 @@ def test_a_tenant_that_is_not_the_partition(spark_deployment):
     )
     table.sql("INSERT INTO {t} VALUES ('a', 1, 2)")
     (problem,) = table.look().problems
-    assert "The tenant column 'tenant'" in problem.message
-    assert "is not a partition column; these are: day" in problem.message
+    assert_names(problem.message, "'tenant'", "day")
     table.sql(problem.message[problem.message.index("CREATE OR REPLACE TABLE") :])
     table.follow()
     assert table.query("SELECT tenant, id, day FROM {mirror}") == [("a", 1, 2)]
@@ -324,7 +323,6 @@ def test_a_row_without_a_tenant_holds_up_no_other(deployment):
     assert [each.agrees for each in table.verdicts()] == [True, True]
     (problem,) = table.look().problems
     assert problem.facts == {"rows_without_tenant": 1}
-    assert problem.message.startswith("1 row without a tenant: column 'tenant' is null")
     deployment.spark().sql(problem.message[problem.message.index("DELETE FROM") :]).collect()
     table.follow()
     assert table.look().problems == []

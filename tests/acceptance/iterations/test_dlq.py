@@ -149,7 +149,8 @@ def test_a_batch_that_cannot_be_read_again_is_set_aside_and_the_rest_goes_on(dep
     # A replay resumes a job that has stopped meanwhile.
     table.insert(6)
     (job,) = [job for job in table.jobs() if job.key.job_name == "mirror"]
-    (claim,) = deployment.log.claim_jobs(replace(table.iteration("a"), jobs=(job.key,)), "fails", {})
+    iteration = replace(table.iteration("a"), jobs=(job.key,))
+    (claim,) = deployment.log.claim_jobs(iteration, "fails", {})
     fail(deployment.log, claim, 10_300, "a value does not fit")
     code, said = dlq(table, "replay")
     assert (code, said) == (

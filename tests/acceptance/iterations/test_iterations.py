@@ -32,6 +32,7 @@ from iscp_dagster.upkeep import verify as verification
 from iscp_dagster.upkeep.maintenance import delete_garbage, find_garbage
 from iscp_dagster.upkeep.position import read_positions
 from iscp_dagster.upkeep.progress import Progress, read_progress
+from support.errors import assert_names, raises_naming
 from support.jobs.log_rows import complete
 from support.lake.delta_tables import (
     FEED,
@@ -211,7 +212,7 @@ def test_a_column_that_no_index_carries_may_have_any_name(deployment):
         table.sql(f"INSERT INTO {{t}} VALUES ('a', {key}, 'some words', 7)")
         table.follow()
         table.check()
-    with pytest.raises(SchemaError, match="leave it out of the index"):
+    with raises_naming(SchemaError, "_version"):
         table.with_indexes(Mirror(columns=["_version"], name="other")).follow()
 
 
@@ -349,7 +350,7 @@ def test_a_renamed_column_has_its_values_under_the_new_name_and_keeps_the_old_on
             ReadKind.SNAPSHOT,
             ["name"],
         )
-        assert "'name' was renamed to 'title'" in outcome.plan.reason
+        assert_names(outcome.plan.reason, "'name'", "'title'")
     rows = table.query("SELECT tenant, id, title, name FROM {mirror} ORDER BY tenant, id")
     titles = [("a", key, f"some words {key}", None) for key in (1, 2, 3)]
     assert rows == [*titles, ("b", 1, "some words 1", None)]
@@ -364,7 +365,7 @@ def test_an_array_column_that_the_source_gains_must_be_filled(spark_deployment):
     table.sql("INSERT INTO {t} VALUES ('a', 3, 'x', array(1, 2), array(1))")
     (failed,) = table.follow()
     assert isinstance(failed, FailedStep)
-    assert "column 'n' is null in row" in failed.message
+    assert_names(failed.message, "'n'", "null")
     table.sql("UPDATE {t} SET n = array() WHERE n IS NULL")
     assert kinds(table.materialize()) == [ReadKind.SNAPSHOT]
     table.check()
@@ -578,7 +579,7 @@ def test_a_scan_that_lost_its_jobs_frees_the_cores(spark_deployment, tmp_path):
         return len(list(began.iterdir())) < cores
 
     with (
-        pytest.raises(FenceError, match="its Spark work was interrupted"),
+        raises_naming(FenceError, "Spark"),
         interrupt_when_lost(spark, held, every=0.05),
         wrap_spark_errors("nothing"),
     ):
@@ -760,7 +761,7 @@ def test_a_run_that_was_thought_dead_writes_nothing_and_stops_nobody(deployment)
     with closing(one_by_one(deployment, table.source, table.iteration("a"), run_id="heir")) as heir:
         delivery = next(heir)
         zombie.close()
-        with pytest.raises(FenceError, match="taken from run zombie"):
+        with raises_naming(FenceError, "zombie"):
             publish_one(deployment, late)
         with pytest.raises(FenceError):
             complete(deployment.log, late.claim, late.to, {})
@@ -805,7 +806,7 @@ def test_what_a_zombie_serves_too_late_does_not_stay(deployment, monkeypatch, le
         return store.replace(*rows, **named)
 
     monkeypatch.setattr(IndexStore, "replace", overtaken)
-    with pytest.raises(FenceError, match="run zombie"):
+    with raises_naming(FenceError, "zombie"):
         table.run(iteration, "zombie")
     table.follow()
     table.check()

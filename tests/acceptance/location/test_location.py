@@ -53,6 +53,7 @@ from iscp_dagster.runs.known_runs import DISPATCH_TAG
 from iscp_dagster.webhooks.outbox import Outbox
 from iscp_dagster.webhooks.tables import ISCP_OUTBOX, OUTBOX, DeliveryState
 from runtime_support.manual_clock import NOON
+from support.errors import assert_names
 from support.jobs.sensor_ticks import RUNNER, Ticks
 from support.lake.delta_tables import COLUMNS, FEED, NUMBERS, Table, deployment_at, rows
 from support.lake.row_writer import ANYWAY
@@ -313,7 +314,7 @@ def test_from_loading_the_source_to_served_indexes(spark_locate):
     location = spark_locate(stored=True, load=load, tenants=lambda: ["a", "b"])
     offered = location.tick()
     assert offered.run_requests == []
-    assert "There is no Delta table at" in offered.skip_message
+    assert_names(offered.skip_message, location.source.name)
     name = get_partitions_name(location.source)
     assert location.instance.get_dynamic_partitions(name) == ["a", "b"]
     for tenant in ("a", "b"):
@@ -631,8 +632,7 @@ def test_a_job_in_error_is_repaired_by_hand(location):
     (request,) = location.tick().run_requests
     failed = location.run(request.asset_selection, request.partition_key, request.tags, fails=True)
     (failure,) = [e for e in failed.all_events if e.event_type_value == "STEP_FAILURE"]
-    assert "[10300]" in failure.step_failure_data.error.message
-    assert "has 3 floats in row {'id': 3}, not 2" in failure.step_failure_data.error.message
+    assert_names(failure.step_failure_data.error.message, "[10300]", "3 floats", {"id": 3}, 2)
     assert states(location)["vector"] is JobState.ERROR
     assert states(location)["mirror"] is JobState.COMPLETED
     location.table.sql("DELETE FROM {t} WHERE id = 3")

@@ -20,12 +20,8 @@ from iscp_dagster.local.services.spark_health import SparkHealth
 from iscp_dagster.local.spark.daemon import IDLE_SECONDS, PRELOADED
 from iscp_dagster.model.errors import UnavailableError
 from iscp_dagster.spark.session import create_private_session, disconnect, get_shared_session
-<<<<<<< ours
 from iscp_dagster.sync.iteration.outcomes import RowDelivery
-=======
-from iscp_dagster.sync.iteration.outcomes import PendingCommit
 from support.errors import assert_names, raises_naming
->>>>>>> theirs
 from support.lake.delta_tables import Table, deployment_at, rows
 from support.services.stack import wait_for
 from support.spark.fake_spark import NearSpark

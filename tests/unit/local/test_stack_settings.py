@@ -92,13 +92,10 @@ def test_children_reach_the_embedded_services() -> None:
     assert not {"SPARK_HOME", "CLICKHOUSE_URLS"} & child.keys()
 
 
-def test_services_of_the_users_own_replace_embedded_ones() -> None:
+def test_services_of_the_users_own_replace_embedded_ones(tmp_path) -> None:
     own = settings(clickhouse_url="https://ch.example.org", spark_remote="sc://spark:15002")
     assert build_child_environment(own, {})["CLICKHOUSE_URL"] == "https://ch.example.org"
     assert plan.list_own_services(own) == ("dagster", "graphql", "invocations")
-
-
-def test_several_servers_of_the_users_own_replace_the_embedded_one(tmp_path) -> None:
     urls = "http://u:secret@one:1, http://two:2"
     own = plan.resolve(tmp_path, {}, {"CLICKHOUSE_URLS": urls})
     assert plan.list_own_services(own) == ("spark", "dagster", "graphql", "invocations")

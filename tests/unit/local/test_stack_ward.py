@@ -30,12 +30,12 @@ os.wait()
 if sys.argv[2] == "stay":
     time.sleep(600)
 """
-_DEAF = """
-import signal, sys, time
-signal.signal(signal.SIGTERM, signal.SIG_IGN)
+_WAITS = """
+import sys, time
 open(sys.argv[1], "w").close()
 time.sleep(600)
 """
+_DEAF = f"import signal; signal.signal(signal.SIGTERM, signal.SIG_IGN){_WAITS}"
 _TELLS_SIGNALS = """
 import signal
 print([signal.getsignal(s).name for s in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
@@ -96,18 +96,16 @@ def test_a_missing_command_is_an_error_and_not_a_hang() -> None:
     assert process.returncode in {127, 128 + signal.SIGTERM}
 
 
-def test_the_closed_pipe_ends_the_command_with_sigterm() -> None:
-    process = start("import time; time.sleep(600)")
-    pid = int(process.stdout.readline())
-    assert end(process) == 128 + signal.SIGTERM
-    assert not is_alive(pid)
-
-
-def test_a_command_deaf_to_sigterm_is_killed_after_the_grace(tmp_path: Path) -> None:
-    process = start(_DEAF, str(tmp_path / "up"), grace=0.2)
+@pytest.mark.parametrize(
+    ("code", "grace", "number"),
+    [(_WAITS, 20.0, signal.SIGTERM), (_DEAF, 0.2, signal.SIGKILL)],
+    ids=["by SIGTERM", "by SIGKILL after the grace if it ignores SIGTERM"],
+)
+def test_the_closed_pipe_ends_the_command(tmp_path: Path, code, grace, number) -> None:
+    process = start(code, str(tmp_path / "up"), grace=grace)
     pid = int(process.stdout.readline())
     wait_for((tmp_path / "up").exists, 20)
-    assert end(process) == 128 + signal.SIGKILL
+    assert end(process) == 128 + number
     assert not is_alive(pid)
 
 

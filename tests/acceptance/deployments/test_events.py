@@ -15,7 +15,6 @@ from random import Random
 from typing import Any
 
 import pytest
-from test_kills import halted
 
 from durable_invocations import Context, Service, service_app
 from durable_invocations.client.client import Client
@@ -61,6 +60,8 @@ class Flow:
     hooks: Hooks
     follower: Follower
     killer: Killer
+    stopped: list[int] = field(default_factory=list)
+    """The run that is about to be killed."""
 
     @property
     def trades(self) -> Trades:
@@ -98,10 +99,17 @@ class Flow:
         self.killer.done["kill receiver"] += 1
 
     def _strike_run(self) -> None:
-        caught: list[int] = []
-        wait_for(lambda: halted(self.stacks, caught), SECONDS, self.told, every=QUICK_SECONDS)
-        os.kill(caught[0], signal.SIGKILL)
+        """Kill a run that is stopped in the middle of its work."""
+        wait_for(self._stop_a_run, SECONDS, self.told, every=QUICK_SECONDS)
+        os.kill(self.stopped.pop(), signal.SIGKILL)
         self.killer.done["kill run"] += 1
+
+    def _stop_a_run(self) -> bool:
+        for run in of_kind(self.stacks, "run")[:1]:
+            with suppress(ProcessLookupError):
+                os.kill(run, signal.SIGSTOP)
+                self.stopped.append(run)
+        return bool(self.stopped)
 
     def caught_up(self) -> None:
         """Wait until receiver and subscriber have had all that there is."""
@@ -115,8 +123,9 @@ class Flow:
         wait_for(have_all, SECONDS, self.told)
 
     def in_step(self) -> bool:
-        found = read_positions(self.table.deployment, self.table.source)
-        return len(found) >= len(trades_table.TENANTS) and all(each.in_step for each in found)
+        positions = read_positions(self.table.deployment, self.table.source)
+        tenants = len(trades_table.TENANTS)
+        return len(positions) >= tenants and all(each.in_step for each in positions)
 
     def taken(self) -> tuple[dict[Key, Any], dict[Key, list[Told]]]:
         """Return the rows of the snapshot, and the changes after it, that the deduplicator took."""
@@ -135,13 +144,12 @@ class Flow:
         return rows, dict(changes)
 
     def handled(self) -> dict[Key, list[Sent]]:
-        found: dict[Key, list[Sent]] = defaultdict(list)
+        sent: dict[Key, list[Sent]] = defaultdict(list)
         for body in self.hooks.handled():
-            data = body["data"]
-            at = body["source_timestamp"]
-            sent = Sent(body["event_id"], body["event_type"], at, data)
-            found[data["tenant"], data["id"]].append(sent)
-        return dict(found)
+            data, at = body["data"], body["source_timestamp"]
+            event = Sent(body["event_id"], body["event_type"], at, data)
+            sent[data["tenant"], data["id"]].append(event)
+        return dict(sent)
 
     def check(self) -> None:
         """Check that both got what the model has, in its order, and nothing else."""
@@ -173,15 +181,19 @@ class Flow:
         """Return how many commits an iteration has read, at the most."""
         entries = self.table.deployment.log.read_history(tenant=trades_table.TENANTS[0])
         ends = [each for each in entries if each.event is Event.COMPLETE]
-        mine = [each for each in ends if each.name.table == self.table.source.table]
-        return max((each.to.version - each.from_.version for each in mine), default=0)
+        spans = [
+            each.to.version - each.from_.version
+            for each in ends
+            if each.name.table == self.table.source.table
+        ]
+        return max(spans, default=0)
 
     def told(self) -> str:
         jobs = [f"{job.key} {job.state} {job.status}" for job in self.table.jobs()]
         logs = self.ground.stack.home / "logs"
         ends = [(logs / f"{name}.log").read_text()[-4_000:] for name in ("graphql", "supervisor")]
-        said = [f"{self.numbers()} {dict(self.killer.done)} {dict(self.follower.ends)}", *jobs]
-        return "\n".join([*said, str(self.ground.stack.state()), *ends])
+        counts = f"{self.numbers()} {dict(self.killer.done)} {dict(self.follower.ends)}"
+        return "\n".join([counts, *jobs, str(self.ground.stack.state()), *ends])
 
 
 @pytest.fixture(scope="module")
@@ -223,17 +235,17 @@ def test_what_changes_arrives_once_while_each_process_is_killed(checked: Flow) -
     checked.strike("run")
     checked.caught_up()
     checked.put()
-    checked.strike("clickhouse")
+    checked.strike("clickhouse", "python worker")
     checked.strike("receiver", "graphql")
     checked.caught_up()
     checked.put()
     # A look whose daemon is killed after it queued an iteration is made good in 90 seconds only.
     wait_for(lambda: bool(of_kind(checked.stacks, "run")), SECONDS, checked.told)
-    checked.strike("daemon", "code")
+    checked.strike("daemon", "code", "python daemon")
     checked.caught_up()
     checked.trades.keep()
     assert_came_again(checked)
-    assert checked.killer.done.total() == 6
+    assert checked.killer.done.total() == 8
 
 
 @pytest.mark.soak
@@ -297,22 +309,22 @@ def test_a_services_side_effects_are_there_once_after_its_run_is_killed(ground: 
     url = ground.stack.service(INVOCATIONS).address
 
     def in_step() -> bool:
-        found = read_positions(table.deployment, table.source)
-        return len(found) == 4 and all(each.in_step for each in found)
+        positions = read_positions(table.deployment, table.source)
+        return len(positions) == 4 and all(each.in_step for each in positions)
 
-    def told() -> str:
+    def describe() -> str:
         jobs = [f"{job.key} {job.state} {job.status}" for job in table.jobs()]
         return "\n".join([f"{bookings.done} {bookings.killed}", *jobs])
 
     with uvicorn_of(service_app(bookings.service()), port=ground.services), Client(url) as client:
         table.sql(f"INSERT INTO {{t}} VALUES {rows_of('a')}, {rows_of('b')}")
-        wait_for(lambda: bool(bookings.killed), SECONDS, told)
-        wait_for(in_step, SECONDS, told)
+        wait_for(lambda: bool(bookings.killed), SECONDS, describe)
+        wait_for(in_step, SECONDS, describe)
         assert bookings.done == Counter({(tenant, id_): 1 for tenant in "ab" for id_ in range(5)})
-        wait_for(lambda: len(shown(ground)) == 2, SECONDS, told)
-        assert {each["invocations"] for each in shown(ground).values()} == {3}
-        assert shown(ground)["a"]["attached"] >= 2
-        assert f"]({url}/admin/invocations/inv_1" in shown(ground)["a"]["invoked"]
+        wait_for(lambda: len(read_invocations(ground)) == 2, SECONDS, describe)
+        assert {each["invocations"] for each in read_invocations(ground).values()} == {3}
+        assert read_invocations(ground)["a"]["attached"] >= 2
+        assert f"]({url}/admin/invocations/inv_1" in read_invocations(ground)["a"]["invoked"]
         # The stack's own services, whose verify compares with Spark.
         assert client.call("Iscp", "wait", {"table": "invoked.rows"}, seconds=SECONDS) == 1
         key = "invoked.rows/mirror/a"
@@ -323,14 +335,14 @@ def rows_of(tenant: str) -> str:
     return ", ".join(f"('{tenant}', {id_})" for id_ in range(5))
 
 
-def shown(ground: Any) -> dict[str, dict[str, Any]]:
+def read_invocations(ground: Any) -> dict[str, dict[str, Any]]:
     """Return what Dagster shows of each tenant's latest invocations."""
-    found: dict[str, dict[str, Any]] = {}
-    asked = {"key": {"path": ["invoked", "rows_trades_booked"]}}
-    for each in ground.dagster.query(SHOWN, asked)["assetOrError"]["assetMaterializations"]:
+    by_tenant: dict[str, dict[str, Any]] = {}
+    key = {"key": {"path": ["invoked", "rows_trades_booked"]}}
+    for each in ground.dagster.query(SHOWN, key)["assetOrError"]["assetMaterializations"]:
         facts = {
             entry["label"]: entry.get("intValue", entry.get("mdStr"))
             for entry in each["metadataEntries"]
         }
-        found.setdefault(each["partition"], facts)
-    return found
+        by_tenant.setdefault(each["partition"], facts)
+    return by_tenant

@@ -7,11 +7,11 @@ import os
 import signal
 import time
 import urllib.request
-from collections.abc import Callable, Collection, Iterable, Iterator
-from contextlib import suppress
+from collections.abc import Callable, Collection, Iterator
 from dataclasses import dataclass, field
 from random import Random
 
+import psutil
 import pyarrow as pa
 import pytest
 from deltalake import write_deltalake
@@ -31,6 +31,7 @@ from support.services.stack_processes import (
     SERVING,
     STOP,
     Killer,
+    Process,
     living,
     of_kind,
     serving,
@@ -83,16 +84,15 @@ class Campaign:
     def strike(self, how: str, kinds: Collection[str]) -> list[str]:
         """Strike, wait until all is well, and follow a commit; return what was done."""
         self.use_python()
-        return self.seen_through(lambda: self.killer.strike(how, kinds), how, kinds)
+        hanging = kinds if how == HANG else ()
+        return self.heal_after(lambda: self.killer.strike(how, kinds), hanging=hanging)
 
-    def seen_through(
-        self, strike: Callable[[], list[str]], how: str, kinds: Collection[str]
-    ) -> list[str]:
+    def heal_after(self, strike: Callable[[], list[str]], hanging: Collection[str]) -> list[str]:
         since = time.time()
         began = time.monotonic()
+        restarts = self.count_restarts(hanging)
         struck = strike()
-        if how == HANG:
-            self.await_restarts(kinds)
+        wait_for(lambda: self.have_restarted(restarts), HEALS_SECONDS, self.told)
         wait_for(lambda: self.well(since), HEALS_SECONDS, self.told, every=LOOK_SECONDS)
         self.healed.append(time.monotonic() - began)
         print(f"{', '.join(struck)}: healed in {self.healed[-1]:.0f} s", flush=True)  # noqa: T201
@@ -100,14 +100,12 @@ class Campaign:
         wait_for(self.in_step, HEALS_SECONDS, self.told, every=LOOK_SECONDS)
         return struck
 
-    def await_restarts(self, kinds: Collection[str]) -> None:
-        before = {kind: serving(self.stacks, kind).restarts for kind in kinds}
+    def count_restarts(self, kinds: Collection[str]) -> dict[str, int]:
+        return {kind: serving(self.stacks, kind).restarts for kind in kinds}
 
-        def restarted() -> bool:
-            now = {kind: serving(self.stacks, kind).restarts for kind in kinds}
-            return all(now[kind] > before[kind] for kind in kinds)
-
-        wait_for(restarted, HEALS_SECONDS, self.told)
+    def have_restarted(self, before: dict[str, int]) -> bool:
+        now = self.count_restarts(before)
+        return all(now[kind] > before[kind] for kind in before)
 
     def well(self, since: float) -> bool:
         """Whether every service is ready, and has answered or ticked since."""
@@ -120,10 +118,10 @@ class Campaign:
 
     def in_step(self) -> bool:
         try:
-            found = read_positions(self.table.deployment, self.table.source)
+            positions = read_positions(self.table.deployment, self.table.source)
         except IscpError:
             return False
-        return len(found) == TENANTS * 2 and all(each.in_step for each in found)
+        return len(positions) == TENANTS * 2 and all(each.in_step for each in positions)
 
     def verified(self) -> None:
         verdicts = compare_or_raise(self.table.deployment, self.table.source)
@@ -133,30 +131,30 @@ class Campaign:
     def told(self) -> str:
         jobs = [f"{job.key} {job.state} {job.status}" for job in self.table.jobs()]
         log = (self.stack.home / "logs" / "supervisor.log").read_text()
-        told = f"{dict(self.killer.done)} {self.problem}"
-        return f"{told}\n{jobs}\n{self.stack.state()}\n{log[-5_000:]}"
+        kills = f"{dict(self.killer.done)} {self.problem}"
+        return f"{kills}\n{jobs}\n{self.stack.state()}\n{log[-5_000:]}"
 
     def _loaded(self) -> bool:
-        answer = self._asked(_LOCATION)
+        answer = self._query_dagster(_LOCATION)
         entries = answer["workspaceOrError"]["locationEntries"] if answer else []
         loaded = [(each["locationOrLoadError"] or {}).get("__typename") for each in entries]
         return loaded == ["RepositoryLocation"]
 
     def _ticked(self, since: float) -> bool:
-        answer = self._asked(_TICK)
+        answer = self._query_dagster(_TICK)
         ticks = answer["sensorOrError"]["sensorState"]["ticks"] if answer else []
         return any(
             each["timestamp"] > since and each["status"] in {"SUCCESS", "SKIPPED"} for each in ticks
         )
 
-    def _asked(self, query: str):
-        asked = urllib.request.Request(
+    def _query_dagster(self, query: str):
+        request = urllib.request.Request(
             f"{self.stack.dagster_url}/graphql",
             json.dumps({"query": query}).encode(),
             {"Content-Type": "application/json"},
         )
         try:
-            with urllib.request.urlopen(asked, timeout=10) as answer:
+            with urllib.request.urlopen(request, timeout=10) as answer:
                 return json.load(answer)["data"]
         except (OSError, ValueError):
             return None
@@ -183,10 +181,10 @@ class Campaign:
 def campaign(ground, compared_near):
     table = Table(ground.deployment, ground.declared["killed"])
     stacks = ground.stack, ground.clickhouse
-    made = Campaign(*stacks, table=table, killer=Killer(stacks, Random(SEED)))
-    made.commit()
-    wait_for(made.in_step, HEALS_SECONDS, made.told)
-    return made
+    campaign = Campaign(*stacks, table=table, killer=Killer(stacks, Random(SEED)))
+    campaign.commit()
+    wait_for(campaign.in_step, HEALS_SECONDS, campaign.told)
+    return campaign
 
 
 @pytest.fixture
@@ -200,49 +198,42 @@ def counted(campaign: Campaign, record_property) -> Iterator[Campaign]:
         record_property("healed in", f"{max(campaign.healed):.0f} s at most")
 
 
-@pytest.mark.parametrize(
-    ("how", "kinds"),
-    [
-        # Spark's JVM is killed in test_faults.
-        (KILL, ["code", "webserver", "daemon", "python worker"]),
-        (KILL, ["code server", "clickhouse", "run server", "python daemon"]),
-        (KILL, ["ward"]),
-        (STOP, list(KINDS)),
-        (HANG, list(SERVING)),
-    ],
-)
-def test_a_process_that_is_gone_or_does_nothing_is_made_good(counted, how, kinds):
-    stacks = counted.stacks
-    workers = of_kind(stacks, "python daemon") + of_kind(stacks, "python worker")
-    struck = counted.strike(how, kinds)
-    if "jvm" in kinds and how != STOP:
-        assert not {each.pid for each in living(stacks)} & set(workers)
-    assert len(struck) == len([kind for kind in kinds if kind != "run"])
+def test_services_that_are_gone_and_services_that_answer_nothing_are_made_good(counted):
+    """Some are killed while others hang, so that one recovery covers both.
+
+    Spark's JVM, ClickHouse and the run server are killed in test_faults; runs, the code, Dagster's
+    daemon and Spark's Python in test_events; the other services in test_stack_graphql.
+    """
+    hanging = ["clickhouse", "jvm", "run server", "graphql", "invocations"]
+    killed = ["webserver", "code server"]
+    counted.use_python()
+    workers = of_kind(counted.stacks, "python daemon") + of_kind(counted.stacks, "python worker")
+
+    def strike() -> list[str]:
+        hung = counted.killer.strike(HANG, hanging)
+        os.kill(find_ward(counted.stack, KINDS["daemon"]), signal.SIGKILL)
+        counted.killer.done["kill ward"] += 1
+        return [*hung, "kill ward", *counted.killer.strike(KILL, killed)]
+
+    struck = counted.heal_after(strike, hanging=hanging)
+    assert len(struck) == len(hanging) + 1 + len(killed)
+    assert not {each.pid for each in living(counted.stacks)} & set(workers)
     counted.verified()
 
 
-def test_an_iteration_whose_run_is_killed_comes_again(counted):
-    wait_for(lambda: not of_kind(counted.stacks, "run"), HEALS_SECONDS, counted.told)
-    counted.commit()
-    caught: list[int] = []
-    wait_for(lambda: halted(counted.stacks, caught), HEALS_SECONDS, counted.told, every=0.02)
+def find_ward(stack: Stack, is_kind: Callable[[Process], bool]) -> int:
+    """Return the ward of the stack's process of that kind."""
+    (child,) = [each.pid for each in living([stack]) if is_kind(each)]
+    ward = psutil.Process(child).parent()
+    assert ward is not None
+    assert KINDS["ward"](Process(pid=ward.pid, command=" ".join(ward.cmdline()), parent=""))
+    return ward.pid
 
-    def kill() -> list[str]:
-        os.kill(caught[0], signal.SIGKILL)
-        counted.killer.done["kill run"] += 1
-        return ["kill run"]
 
-    counted.seen_through(kill, KILL, ["run"])
+def test_processes_that_are_stopped_are_made_good(counted):
+    struck = counted.strike(STOP, list(KINDS))
+    assert len(struck) == len([kind for kind in KINDS if kind != "run"])
     counted.verified()
-
-
-def halted(stacks: Iterable[Stack], caught: list[int]) -> bool:
-    """Whether a run is stopped in the middle of its work."""
-    for run in of_kind(stacks, "run")[:1]:
-        with suppress(ProcessLookupError):
-            os.kill(run, signal.SIGSTOP)
-            caught.append(run)
-    return bool(caught)
 
 
 @pytest.mark.soak

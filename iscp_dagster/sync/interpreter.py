@@ -34,7 +34,7 @@ def iterate(
 ) -> Generator[Outcome, None, None]:
     """Claim the iteration's jobs, scan once for all of them, and yield each one's outcome.
 
-    Each PendingCommit is already published; a job that cannot be is a FailedStep, and stops no
+    Each RowDelivery is already published; a job that cannot be is a FailedStep, and stops no
     other. The caller renews the lease of `run_id` (`joblog.renewal`). Steps left over from a run
     that died are replayed first. With the caller's `delta_log` the table is not opened again.
     `writer` is the IO manager's in a run of Dagster. Raises FenceError when another run holds one

@@ -51,7 +51,7 @@ def test_the_ticks_of_a_later_start_are_found(tmp_path):
             InstigatorState(earlier, kind, InstigatorStatus.RUNNING, state)
         )
         for number, origin in enumerate([earlier, later]):
-            tick = TickData(
+            data = TickData(
                 instigator_origin_id=origin.get_id(),
                 instigator_name=sensor.name,
                 instigator_type=kind,
@@ -59,9 +59,9 @@ def test_the_ticks_of_a_later_start_are_found(tmp_path):
                 timestamp=1_800_000_000.0 + number,
                 selector_id=sensor.selector_id,
             )
-            instance.create_tick(tick)
-            data = execute_dagster_graphql(context, _DAGSTER).data
-            (entry,) = data["workspaceOrError"]["locationEntries"]
+            instance.create_tick(data)
+            answer = execute_dagster_graphql(context, _DAGSTER).data
+            (entry,) = answer["workspaceOrError"]["locationEntries"]
             (shown,) = entry["locationOrLoadError"]["repositories"][0]["sensors"]
-            timestamps = [each["timestamp"] for each in shown["sensorState"]["ticks"]]
+            timestamps = [tick["timestamp"] for tick in shown["sensorState"]["ticks"]]
             assert timestamps == [1_800_000_000.0 + number]

@@ -82,7 +82,7 @@ def test_a_column_named_like_a_system_column_is_refused(name):
         ),
     ],
 )
-def test_types(type_, nullable, expected):
+def test_every_type_has_one_that_holds_its_values(type_, nullable, expected):
     assert to_clickhouse_type(type_, nullable=nullable, column="c") == expected
 
 
@@ -136,6 +136,6 @@ def test_the_nearest_view_has_a_distance_of_its_own_beside_a_column_of_that_name
     assert "AS `_distance` FROM" in distances
 
 
-def test_quoting():
+def test_names_and_texts_are_quoted():
     assert quote_identifier("a`b", "c\\d") == "`a\\`b`.`c\\\\d`"
     assert quote_string("it's\n") == "'it\\'s\\n'"

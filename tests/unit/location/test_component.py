@@ -385,17 +385,19 @@ def test_a_wrong_declaration_is_named_with_its_place(project, monkeypatch, text,
 
 
 @pytest.mark.parametrize(
-    ("part", "other", "values"),
+    ("part", "other", "kept", "values"),
     [
-        ("to: [alerts]", "to: [lost]", ["to='lost'"]),
-        ("name: any", "name: large", ["huge", "shop.trades"]),
+        ("to: [alerts]", "to: [lost]", 0, ["to='lost'"]),
+        ("name: any", "name: large", 1, ["huge", "shop.trades"]),
     ],
 )
 def test_an_inconsistent_trigger_is_left_out_and_named_with_its_place(
-    project, part, other, values, caplog
+    project, part, other, kept, values, caplog
 ):
     write(project, trades=replace_part(TRADES, part, other))
-    assert {"shop/trades", "shop/trades_mirror"} < set(list_asset_keys(project))
+    keys = list_asset_keys(project)
+    assert {"shop/trades", "shop/trades_mirror"} < set(keys)
+    assert keys.count("shop/trades_large") == kept
     place = project.defs_folder_path / "trades" / "defs.yaml"
     assert_names(caplog.text, "[10120]", place, "'large'", *values)
 

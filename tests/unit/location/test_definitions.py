@@ -161,11 +161,6 @@ def test_a_pool_is_named_by_the_first_host_and_port_without_secrets(urls, pool):
     assert get_clickhouse_pool(*urls) == pool
 
 
-def test_a_wrong_url_is_refused():
-    with raises_naming(ConfigError, "CLICKHOUSE_URL", "'localhost://'"):
-        get_clickhouse_pool("localhost:8123")
-
-
 IMPORTED = "from iscp_dagster import FullText, Mirror, SourceTable\n"
 
 

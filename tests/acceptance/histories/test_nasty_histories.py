@@ -2,14 +2,21 @@
 
 A history is its name, SQL with `{t}` for the Delta table, `LOOK` where it is synchronized and
 compared in between, and what differs from a table `(tenant, id, v)`: other columns after the id
-(`more`), or all of them (`columns`). All of them run in one Spark, some side by side. They stand by
-kinds of what went wrong; `ELSEWHERE` says where the kinds are that are no such history.
+(`more`), or all of them (`columns`). They stand by kinds of what went wrong; `ELSEWHERE` says where
+the kinds are that are no such history.
+
+Most tables were written once by Spark, and are kept with the rows that it read of them, in
+`tests/golden/histories/nasty`. In a soak all of them, and the others always, are written in one
+Spark, some side by side. To keep all of them, or those that `-k` names:
+`ISCP_WRITE_HISTORIES=1 pytest -m "soak or not soak" -k test_clickhouse_has_what_spark_has
+tests/acceptance/histories/test_nasty_histories.py`.
 """
 
 import json
 import re
 import shutil
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import nullcontext
 from pathlib import Path
 
 import pyarrow as pa
@@ -23,7 +30,16 @@ from iscp_dagster.model.jobs import JobID
 from iscp_dagster.spark import quoting
 from iscp_dagster.spark.session import create_private_session
 from support.lake.delta_tables import FEED, deployment_at
-from support.lake.spark_histories import LOOK, history, live
+from support.lake.golden_histories import to_be_written
+from support.lake.spark_histories import (
+    LOOK,
+    IndexStep,
+    history,
+    live_through,
+    record,
+    replay,
+)
+from support.spark.fake_spark import near
 
 AT_ONCE = 4
 SETTINGS = {
@@ -181,7 +197,7 @@ def declare_and_rebuild(**declared):
         name = JobID(db=table.source.database, table=table.source.table, job="mirror")
         assert jobs.rebuild_job(ALL_TENANTS, name)
 
-    return rebuild
+    return IndexStep(rebuild)
 
 
 def many(number, statement):
@@ -512,6 +528,7 @@ HISTORIES = {
             "replaced by a shallow clone",
             *(TWO, LOOK, clone_changed, LOOK, "UPDATE {t} SET v = 'own' WHERE id = 2"),
             on_replace="rebuild",
+            movable=False,
         ),
     ),
     "columns that come, go and are renamed": (
@@ -829,16 +846,33 @@ ELSEWHERE = {
 """Kinds that are no history here, and the tests that hold them."""
 
 
+def select_histories(select):
+    return [
+        pytest.param(each, id=f"{kind}: {each.name}")
+        for kind, histories in HISTORIES.items()
+        for each in histories
+        if select(each)
+    ]
+
+
 @pytest.fixture(scope="module")
 def running(request, spark_remote, clickhouse_url, tmp_path_factory):
     """Start the histories that were asked for, some at a time; give the future of each."""
     writer = create_private_session(spark_remote, SETTINGS)
     of_mine = [item for item in request.session.items if item.path == request.path]
-    asked = [item.callspec.params["history"] for item in of_mine if hasattr(item, "callspec")]
+    asked = [
+        item.callspec.params["history"]
+        for item in of_mine
+        if item.function is test_clickhouse_has_what_spark_has
+    ]
 
     def run(history):
         folder = tmp_path_factory.mktemp("history")
-        live(history, deployment_at(clickhouse_url, spark_remote, folder), writer)
+        deployment = deployment_at(clickhouse_url, spark_remote, folder)
+        if to_be_written() and history.movable:
+            record(history, deployment, writer, folder / "kept")
+        else:
+            live_through(history, deployment, writer)
 
     with ThreadPoolExecutor(AT_ONCE) as pool:
         yield {each.name: pool.submit(run, each) for each in asked}
@@ -849,13 +883,22 @@ def running(request, spark_remote, clickhouse_url, tmp_path_factory):
 @pytest.mark.parametrize(
     "history",
     [
-        pytest.param(each, id=f"{kind}: {each.name}")
-        for kind, histories in HISTORIES.items()
-        for each in histories
+        *select_histories(lambda history: not history.is_kept),
+        *(
+            pytest.param(*each.values, id=each.id, marks=pytest.mark.soak)
+            for each in select_histories(lambda history: history.is_kept)
+        ),
     ],
 )
 def test_clickhouse_has_what_spark_has(running, history):
     running[history.name].result()
+
+
+@pytest.mark.parametrize("history", select_histories(lambda history: history.is_kept))
+def test_clickhouse_has_what_spark_had(request, clickhouse_url, tmp_path, history):
+    with near() if not history.is_for_spark else nullcontext() as session:
+        spark = session or request.getfixturevalue("spark_remote")
+        replay(history, deployment_at(clickhouse_url, spark, tmp_path), tmp_path / "kept")
 
 
 def test_the_kinds_that_are_held_elsewhere_are():

@@ -1,19 +1,27 @@
 """Histories of Delta tables: statements in, and Spark's rows compared with ClickHouse's.
 
 Neither `verify` nor any other code of the package compares them: Spark's rows are read as Arrow,
-those of an index's view by clickhouse-connect, and `plainvalues` makes both plain Python.
+those of an index's view by clickhouse-connect, and `plain_values` makes both plain Python.
 """
 
 from __future__ import annotations
 
 import itertools
+import json
+import os
+import shutil
+import tarfile
 from collections import Counter
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Iterator
 from dataclasses import dataclass, field
+from importlib.metadata import version
+from pathlib import Path
 from typing import Any
 
 import pyarrow as pa
+import pytest
 from clickhouse_connect.driver.client import Client
+from pyarrow import feather
 
 from iscp_dagster import Mirror, SourceTable
 from iscp_dagster.clickhouse.connect.quoting import quote_identifier
@@ -22,13 +30,25 @@ from iscp_dagster.sync.deployment import Deployment
 from iscp_dagster.sync.iteration.outcomes import RowDelivery
 from iscp_dagster.upkeep.position import read_positions
 from support.lake.delta_tables import FEED, Table
+from support.lake.golden_histories import WRITE, archive_of
 from support.lake.plain_values import as_bytes, plain
 
 NUMBERS = itertools.count()
 LOOK = "look"
 """A step: what was committed is synchronized and compared; so it is after the last step too."""
 SAMPLES = 3
-Step = str | Callable[[Table], object]
+WRITTEN_BY = {name: version(name) for name in ("pyspark", "delta-spark")}
+OF_SPARK = ("columnMapping", "enableDeletionVectors", "enableTypeWidening", "VARIANT")
+
+
+@dataclass(frozen=True)
+class IndexStep:
+    """A step that changes the index, not the Delta table."""
+
+    run: Callable[[Table], object]
+
+
+Step = str | IndexStep | Callable[[Table], object]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -50,6 +70,27 @@ class History:
     declared: dict[str, Any] = field(default_factory=dict)
     refused: int = 0
     """The code by which what was committed last is refused, for each index."""
+    movable: bool = True
+    """Whether the table may be kept; else its files name others by absolute paths."""
+
+    @property
+    def archive(self) -> Path:
+        return archive_of(f"nasty/{self.name}")
+
+    @property
+    def is_kept(self) -> bool:
+        return self.movable and self.archive.exists()
+
+    @property
+    def is_for_spark(self) -> bool:
+        """Whether the table has what only Spark itself can read, or compare."""
+        return self.verified or any(each in text for each in OF_SPARK for text in self.statements)
+
+    @property
+    def statements(self) -> list[str]:
+        """What made the table; another text makes another table."""
+        created = [self.columns, self.properties, self.by or "", self.where]
+        return [*created, *map(_describe, self.steps)]
 
 
 def history(name: str, *steps: Step, **options: Any) -> History:
@@ -63,28 +104,116 @@ def history(name: str, *steps: Step, **options: Any) -> History:
     return History(name=name, steps=steps, declared=options, **own)
 
 
-def live(history: History, deployment: Deployment, writer: Any) -> None:
+def live_through(history: History, deployment: Deployment, writer: Any) -> None:
     """Run the steps; raise AssertionError where an index differs from what Spark reads."""
-    options = {"key": "id", "tenant": "tenant", "indexes": history.indexes} | history.declared
-    source = SourceTable(f"nasty{next(NUMBERS)}.rows", **options)
-    table = Table(deployment, source, writer=writer)
+    table = Table(deployment, declare(history), writer=writer)
+    for step in write_steps(history, table):
+        rows, count = read_spark(history, table)
+        stop_at(step, history, table, rows, count)
+    finish(history, table)
+
+
+def record(history: History, deployment: Deployment, writer: Any, folder: Path) -> None:
+    """Run the steps without an index; keep the table and Spark's rows at each stop."""
+    table = Table(deployment, declare(history), writer=writer)
+    counts = []
+    for number, _ in enumerate(write_steps(history, table)):
+        rows, count = read_spark(history, table)
+        stop = folder / str(number)
+        shutil.copytree(table.path, stop / "table", copy_function=_link, ignore=_ignore_checksums)
+        feather.write_feather(rows, stop / "rows.arrow", compression="uncompressed")
+        counts.append(count)
+    content = {"by": WRITTEN_BY, "statements": history.statements, "counts": counts}
+    (folder / "history.json").write_text(json.dumps(content, indent=1))
+    history.archive.parent.mkdir(parents=True, exist_ok=True)
+    with tarfile.open(history.archive, "w:xz") as archive:
+        for file in sorted(folder.rglob("*")):
+            name = str(file.relative_to(folder))
+            archive.add(file, name, recursive=False)
+
+
+def write_steps(history: History, table: Table) -> Iterator[Step]:
+    """Make the table; yield each step where its writer stops."""
     properties = f"TBLPROPERTIES ({history.properties})" if history.properties else ""
-    by = history.by if source.tenant else ""
+    by = history.by if table.source.tenant else ""
     table.sql(f"CREATE TABLE {{t}} ({history.columns}) USING delta {by or ''} {properties}")
-    last = () if history.refused else (LOOK,)
-    for step in (*history.steps, *last):
-        if step == LOOK:
-            synchronize(table)
-            compare(history, table)
+    for step in list_steps(history):
+        if is_stop(step):
+            yield step
         elif callable(step):
             step(table)
         else:
             table.sql(step)
+
+
+def replay(history: History, deployment: Deployment, folder: Path) -> None:
+    """Put the kept tables in place one after the other; compare with what Spark read of them."""
+    with tarfile.open(history.archive) as archive:
+        archive.extractall(folder, filter="data")
+    content = json.loads((folder / "history.json").read_text())
+    for name, value in (("by", WRITTEN_BY), ("statements", history.statements)):
+        if content[name] != value:
+            pytest.fail(f"{history.archive} has {content[name]}, not {value}; {WRITE}=1 -m soak")
+    table = Table(deployment, declare(history))
+    stops = [step for step in list_steps(history) if is_stop(step)]
+    for number, (step, count) in enumerate(zip(stops, content["counts"], strict=True)):
+        kept = folder / str(number)
+        shutil.rmtree(table.path, ignore_errors=True)
+        shutil.copytree(kept / "table", table.path, copy_function=_link)
+        stop_at(step, history, table, feather.read_table(kept / "rows.arrow"), count)
+    finish(history, table)
+
+
+def declare(history: History) -> SourceTable:
+    options = {"key": "id", "tenant": "tenant", "indexes": history.indexes} | history.declared
+    return SourceTable(f"nasty{next(NUMBERS)}.rows", **options)
+
+
+def list_steps(history: History) -> list[Step]:
+    """The steps, and a stop after the last of them: what was committed is read there."""
+    last = IndexStep(lambda _: None) if history.refused else LOOK
+    return [*history.steps, last]
+
+
+def is_stop(step: Step) -> bool:
+    return step == LOOK or isinstance(step, IndexStep)
+
+
+def stop_at(step: Step, history: History, table: Table, rows: pa.Table, count: int) -> None:
+    if isinstance(step, IndexStep):
+        step.run(table)
+    else:
+        synchronize(table)
+        compare(history, table, rows, count)
+
+
+def finish(history: History, table: Table) -> None:
     if history.refused:
         assert [outcome.code for outcome in table.follow()] == [history.refused]
     if history.verified:
         verdicts = table.verdicts()
         assert all(each.agrees for each in verdicts), verdicts
+
+
+def _link(source: str, target: str) -> None:
+    """Link a file that never changes, which the archive then has once; copy any other."""
+    if Path(source).name == "_last_checkpoint":
+        shutil.copy2(source, target)
+    else:
+        os.link(source, target)
+
+
+def _ignore_checksums(_folder: str, names: list[str]) -> list[str]:
+    return [name for name in names if name.startswith(".") and name.endswith(".crc")]
+
+
+def _describe(step: Step) -> str:
+    """A text of a step that is another for another step."""
+    if isinstance(step, str):
+        return step
+    function = step.run if isinstance(step, IndexStep) else step
+    values = [cell.cell_contents for cell in function.__closure__ or ()]
+    return f"{function.__qualname__} {values}"
 
 
 def synchronize(table: Table) -> None:
@@ -95,24 +224,19 @@ def synchronize(table: Table) -> None:
     assert not late, late
 
 
-def compare(history: History, table: Table) -> None:
-    """Compare each index's columns, number of rows and values with the source's."""
-    source = table.writer.sql(f"SELECT * FROM delta.`{table.path}` WHERE {history.where}")
-    spark = read_spark(source, history)
-    count = spark.num_rows
-    if history.where != "true":
-        count = table.sql("SELECT count(*) FROM {t}")[0][0]
+def compare(history: History, table: Table, spark: pa.Table, count: int) -> None:
+    """Compare each index's columns, number of rows and values with what Spark read."""
     for index in table.source.indexes:
         view, client = table.view(index), table.deployment.endpoint.get_client()
         kept = {*(index.columns or spark.schema.names), *table.identity}
-        columns = [name for name in column_names(client, view) if name in kept]
+        columns = [name for name in list_columns(client, view) if name in kept]
         assert len(columns) == len(kept), (index.name, columns)
-        assert not lost_values(client, view, columns), index.name
-        held = table.query(f"SELECT count() FROM {view}")[0][0]
-        assert held == count, (index.name, held, count)
+        assert not find_lost_values(client, view, columns), index.name
+        number = table.query(f"SELECT count() FROM {view}")[0][0]
+        assert number == count, (index.name, number, count)
         chosen = spark.select(columns)
         clickhouse = read_clickhouse(client, view, chosen.schema, history)
-        rows = spark_rows(chosen, history, table.identity)
+        rows = make_plain_rows(chosen, history, table.identity)
         compare_rows(index.name, Counter(rows), Counter(clickhouse))
 
 
@@ -123,12 +247,19 @@ def compare_rows(index: str, spark: Counter[Any], clickhouse: Counter[Any]) -> N
     assert not any(samples.values()), samples
 
 
-def read_spark(frame: Any, history: History) -> pa.Table:
-    """The source's rows; texts as bytes, since they need not be UTF-8, and variants as JSON."""
+def read_spark(history: History, table: Table) -> tuple[pa.Table, int]:
+    """The source's rows to be compared, and the number of all.
+
+    Texts are bytes, since they need not be UTF-8, and variants JSON.
+    """
+    frame = table.writer.sql(f"SELECT * FROM delta.`{table.path}` WHERE {history.where}")
     for column in frame.schema.fields:
         if column.dataType.typeName() == "variant":
             frame = frame.withColumn(column.name, _to_json(column.name))
-    return as_bytes(frame.toArrow())
+    rows = as_bytes(frame.toArrow())
+    if history.where == "true":
+        return rows, rows.num_rows
+    return rows, table.sql("SELECT count(*) FROM {t}")[0][0]
 
 
 def _to_json(name: str) -> Any:
@@ -137,7 +268,9 @@ def _to_json(name: str) -> Any:
     return functions.to_json(functions.col(name))
 
 
-def spark_rows(rows: pa.Table, history: History, keys: Collection[str]) -> list[tuple[Any, ...]]:
+def make_plain_rows(
+    rows: pa.Table, history: History, keys: Collection[str]
+) -> list[tuple[Any, ...]]:
     """The rows as plain values; a zero in a key has no sign, since it would be the same key."""
     columns = [
         [plain(column.type, value.as_py(), nulls=history.nulls) for value in column]
@@ -149,14 +282,14 @@ def spark_rows(rows: pa.Table, history: History, keys: Collection[str]) -> list[
     return list(zip(*columns, strict=True))
 
 
-def column_names(client: Client, view: str) -> list[str]:
+def list_columns(client: Client, view: str) -> list[str]:
     """The view's columns, in its order."""
     return [row[0] for row in client.query(f"DESCRIBE TABLE {view}").result_rows]
 
 
-def lost_values(client: Client, view: str, columns: list[str]) -> list[str]:
+def find_lost_values(client: Client, view: str, columns: list[str]) -> list[str]:
     """The columns that the source lost, which a view keeps without values, but that have some."""
-    lost = [name for name in column_names(client, view) if name not in columns]
+    lost = [name for name in list_columns(client, view) if name not in columns]
     return [
         name
         for name in lost

@@ -5,9 +5,9 @@ compared in between, and what differs from a table `(tenant, id, v)`: other colu
 (`more`), or all of them (`columns`). They stand by kinds of what went wrong; `ELSEWHERE` says where
 the kinds are that are no such history.
 
-Most tables were written once by Spark, and are kept with the rows that it read of them, in
-`tests/golden/histories/nasty`. In a soak all of them, and the others always, are written in one
-Spark, some side by side. To keep all of them, or those that `-k` names:
+A history with an archive in `tests/golden/histories/nasty` was written once by Spark: its tables,
+and the rows that Spark read of them. The others are written in one Spark, some side by side; in a
+soak all are. To keep all of them, or those that `-k` names:
 `ISCP_WRITE_HISTORIES=1 pytest -m "soak or not soak" -k test_clickhouse_has_what_spark_has
 tests/acceptance/histories/test_nasty_histories.py`.
 """

@@ -4,9 +4,12 @@ import re
 import subprocess
 import sys
 
+import pytest
+
 from support.paths import ROOT
 
 
+@pytest.mark.soak
 def test_it_prints_every_comparison(stack):
     small = ["--rows", "4000", "--rounds", "1", "--tables", "3"]
     done = subprocess.run(

@@ -68,12 +68,6 @@ def made(clickhouse_url, cluster, tmp_path):
     return make
 
 
-@pytest.fixture(params=[keyed, append_only], ids=lambda make: make.__name__)
-def due(request, made):
-    """Make a table of each sort."""
-    return made(request.param)
-
-
 def behind(proxy, table):
     """Return the table, with writers that go through the proxy."""
     return replace(
@@ -100,8 +94,8 @@ def followed(table):
     return outcome
 
 
-def test_two_attempts_of_a_task_write_its_chunks_once(due, proxy):
-    table, kind = due
+def test_two_attempts_of_a_task_write_its_chunks_once(made, proxy):
+    table, kind = made(append_only)
     proxy.coming = [TWICE]
     slow = behind(proxy, table)
     outcome = followed(slow)
@@ -112,8 +106,8 @@ def test_two_attempts_of_a_task_write_its_chunks_once(due, proxy):
     check(table)
 
 
-def test_a_task_whose_executor_is_killed_writes_its_chunks_once(due, proxy, cluster):
-    table, kind = due
+def test_a_task_whose_executor_is_killed_writes_its_chunks_once(made, proxy, cluster):
+    table, kind = made(keyed)
     proxy.coming = [TWICE]
 
     def kill():

@@ -115,9 +115,9 @@ def told(frame):
 def test_the_rows_are_those_that_spark_reads_whatever_their_types(spark, table):
     last, met = table.log.get_latest_moment().version, set()
     for transitions, tenants, ranges in (
-        (VIEW, BOTH, [(0, last), *((at - 1, at) for at in range(2, last + 1))]),
-        (NARROW, BOTH, [(1, last)]),
-        (VIEW, {"a"}, [(1, last)]),
+        # The fourth commit adds a column and has no rows.
+        (VIEW, BOTH, [(0, last), (1, 3), (3, 4)]),
+        (NARROW, {"a"}, [(1, last)]),
     ):
         for after, upto in ranges:
             read = read_of(spark, table, transitions, tenants, upto)

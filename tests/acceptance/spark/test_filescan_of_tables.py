@@ -106,8 +106,6 @@ def test_what_the_table_lived_through_does_not_matter(deployment):
 @pytest.mark.parametrize(
     "properties",
     [
-        "delta.enableDeletionVectors = true",
-        "delta.columnMapping.mode = 'name'",
         "delta.columnMapping.mode = 'name', 'delta.enableDeletionVectors' = true",
         "delta.appendOnly = false",
     ],

@@ -56,7 +56,7 @@ def test_each_range_and_each_version(table, spark_deployment, keys):
     chosen = replace(selection, tenants=frozenset({OTHER}))
     last = log.get_latest_moment().version
     kinds = set()
-    for after in range(0, last, 3):
+    for after in range(0, last, last // 2):
         from_, to = log.get_moment(after), log.get_moment(last)
         wanted = told(reader.read_changes(spark, selection, from_, to))
         found = told(changes(NearSpark(), selection, from_, to))

@@ -78,11 +78,11 @@ def ordered(rows):
 def test_rows_are_the_same_however_the_range_is_cut(spark, table):
     model, chance = table.model, random.Random(5)
     last = model.gap[0]
-    for stages, view, columns in (
-        ((), all_of, None),
-        ((BIG,), big, None),
-        ((BIG, HUGE), huge, None),
-        ((), amounts, ("amount",)),
+    for stages, view, columns, number_of_cuts in (
+        ((), all_of, None, 0),
+        ((BIG,), big, None, 5),
+        ((BIG, HUGE), huge, None, 1),
+        ((), amounts, ("amount",), 0),
     ):
         read = read_of(spark, table, Transitions(stages=stages, columns=columns))
         whole = rows_of(spark, table, read, 0, last)
@@ -91,11 +91,12 @@ def test_rows_are_the_same_however_the_range_is_cut(spark, table):
         assert whole == ordered(expected)
         kinds = {row[4] for row in expected}
         assert kinds == {1, 2, 3}
-        cuts = range(1, last) if view is big else [chance.choice(range(1, last))]
-        ends = [0, *cuts, last]
+        if not number_of_cuts:
+            continue
+        cuts = sorted(chance.sample(range(1, last), number_of_cuts))
         parts = [
-            rows_of(spark, table, read, after, upto, partitions=chance.choice((1, 2)))
-            for after, upto in pairwise(ends)
+            rows_of(spark, table, read, after, upto, partitions=1 + number % 2)
+            for number, (after, upto) in enumerate(pairwise([0, *cuts, last]))
         ]
         assert ordered(row for part in parts for row in part) == ordered(expected)
 

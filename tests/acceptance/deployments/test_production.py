@@ -91,9 +91,11 @@ def reader(tmp_path, installed, postgres_of_its_own, spark_remote):
 
 
 def environment(project):
-    """Return an environment without a stack."""
-    bare = {name: kept for name, kept in clean_environment(project).items() if name != "ISCP_HOME"}
-    return bare | {"no_proxy": "127.0.0.1", "NO_PROXY": "127.0.0.1"}
+    """Return an environment without a stack, nor a path that leads away from the wheels."""
+    variables = clean_environment(project) | {"no_proxy": "127.0.0.1", "NO_PROXY": "127.0.0.1"}
+    for name in ("ISCP_HOME", "PYTHONPATH"):
+        variables.pop(name, None)
+    return variables
 
 
 def stop(project):

@@ -122,12 +122,14 @@ async def test_the_close_codes_reach_the_client(table):
         async with client(served) as verbose:
             await verbose.socket.send("x" * 2_000)
             assert await close_code(verbose) == 1009
+        await until(lambda: not served.sockets.connections)
         async with client(served) as subscriber, client(served) as _second:
             async with client(served, init=False) as third:
                 assert await close_code(third) == 1013
             await subscriber.subscribe(QUERY, "a", snapshot=False)
             await subscriber.subscribe(QUERY, "a", snapshot=False)
             assert await close_code(subscriber) == 4409
+        await until(lambda: not served.sockets.connections)
         async with client(served) as last:
             served.server.should_exit = True
             assert await close_code(last) == 1012

@@ -11,6 +11,7 @@ from iscp_dagster.jobservices.services import build_index_object, build_iscp_ser
 from iscp_dagster.jobservices.steps import Steps
 from iscp_dagster.model.declared.linking.attach import Declarations
 from iscp_dagster.serviceconsumers.runtime import RuntimeClient
+from runtime_support.runtimes.live_runtime import running
 from support.errors import raises_naming
 from support.lake.delta_tables import Table, deployment_at
 from support.paths import DOCS
@@ -31,6 +32,12 @@ def run_block(title, **changes):
     names = {}
     exec(compile(code, title, "exec"), names)
     return names
+
+
+@pytest.fixture
+def live(tmp_path):
+    with running(tmp_path) as runtime:
+        yield runtime
 
 
 @pytest.fixture

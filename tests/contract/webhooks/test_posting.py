@@ -51,8 +51,8 @@ async def post(sending, events):
 
 
 async def test_the_package_standardwebhooks_verifies_an_event():
-    answer = reply(202, b"thank you")
-    async with posting(lambda _: answer, path="/hook?a=b") as (receiver, sending):
+    accepted = reply(202, b"thank you")
+    async with posting(lambda _: accepted, path="/hook?a=b") as (receiver, sending):
         answer = await sending.post("event-1", b'{"a": 1}')
         await sending.post("event-2", b'{"a": 2}')
     assert (answer.status, answer.text, answer.accepted) == (202, "thank you", True)

@@ -144,7 +144,7 @@ def test_a_problem_and_its_end_are_reported_once_each(source, start):
     reports += [sensor.report(), sensor.report()]
     nothing, table = frozenset(), frozenset({source.name})
     assert [each.new_problem_tables for each in reports] == [table, nothing, nothing, nothing]
-    assert [each.settled for each in reports] == [nothing, nothing, table, nothing]
+    assert [each.resolved_tables for each in reports] == [nothing, nothing, table, nothing]
     assert [bool(each.list_problems(source.name)) for each in reports] == [True, True, False, False]
 
 

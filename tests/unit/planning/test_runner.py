@@ -446,7 +446,7 @@ def dispatch_alone(monkeypatch, most):
     """Have a look dispatch so many iterations at the most, each of one tenant."""
     monkeypatch.setattr("iscp_dagster.planning.runner.MOST_DISPATCHES", most)
     monkeypatch.setattr("iscp_dagster.planning.joining.MOST_TENANTS", 1)
-    monkeypatch.setattr("iscp_dagster.planning.joining.PARTS", 1)
+    monkeypatch.setattr("iscp_dagster.planning.joining.SCANS_PER_RUN", 1)
 
 
 def test_the_highest_priority_goes_first_and_then_each_tenant_in_turn(
@@ -784,7 +784,7 @@ def test_rows_without_a_tenant_hold_up_nobody_and_are_counted(source, start):
     assert [count_tenantless(look) for look in looks] == [[2], [2], [3], []]
     # It is reported again when there are more of them.
     assert [bool(look.new_problem_tables) for look in looks] == [True, False, True, False]
-    assert [bool(look.settled) for look in looks] == [False, False, False, True]
+    assert [bool(look.resolved_tables) for look in looks] == [False, False, False, True]
 
 
 def test_a_tenant_that_no_database_can_store_holds_up_nobody_and_is_counted(
@@ -816,7 +816,7 @@ def test_an_index_that_is_left_out_is_a_problem_and_holds_up_nothing(source, sta
     assert look.new_problem_tables == {source.name}
     sensor.restart(source)
     look = sensor.look()
-    assert (look.problems, look.settled) == ([], {source.name})
+    assert (look.problems, look.resolved_tables) == ([], {source.name})
 
 
 def test_a_problem_is_reported_once_and_its_end_too(source, start):
@@ -833,7 +833,7 @@ def test_a_problem_is_reported_once_and_its_end_too(source, start):
             commit(other, "eu")
         sensor.restart()
         looks.append(sensor.look())
-    reports = [(sorted(each.new_problem_tables), sorted(each.settled)) for each in looks]
+    reports = [(sorted(each.new_problem_tables), sorted(each.resolved_tables)) for each in looks]
     nothing, new, over = ([], []), (["shop.other"], []), ([], ["shop.other"])
     assert reports == [new, nothing, nothing, new, over, nothing]
     assert [len(each.problems) for each in looks] == [1, 1, 1, 1, 0, 0]
@@ -968,7 +968,7 @@ def test_stranded_jobs_are_rebuilt_once_the_table_is_declared_so(deployment, sou
     sensor.restart(replace(source, on_replace="rebuild"))
     look = sensor.look()
     assert due(look) == [("eu", BOTH, -1, 0)]
-    assert look.settled == {"shop.orders"}
+    assert look.resolved_tables == {"shop.orders"}
 
 
 def test_an_unknown_on_replace_is_refused(source):

@@ -108,8 +108,8 @@ def make_consumer(
         "declared": declared,
         "table_id": "t",
         "generation": 0,
-        "services": runtime,
-        "lost": lambda _: None,
+        "runtime": runtime,
+        "find_claim_error": lambda _: None,
     }
     return InvokingConsumer(**(fields | changes))
 

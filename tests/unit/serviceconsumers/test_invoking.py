@@ -293,8 +293,12 @@ def test_a_run_that_is_interrupted_stops_waiting():
             polled.set()
             return replace(invoked, status="suspended")
 
-    lost = partial(_find_stop_error, SimpleNamespace(find_claim_error=lambda _: None), retriever)
-    worker = ConsumerThread(lambda: make_consumer(Endless(), lost=lost), retriever)
+    find_error = partial(
+        _find_stop_error, SimpleNamespace(find_claim_error=lambda _: None), retriever
+    )
+    worker = ConsumerThread(
+        lambda: make_consumer(Endless(), find_claim_error=find_error), retriever
+    )
     worker.put(rows_of(CHANGES[:2]))
     ending = threading.Thread(target=worker.end)
     ending.start()
@@ -341,7 +345,7 @@ def test_a_value_that_json_has_not_stops_its_tenant_alone():
 def test_without_a_runtime_or_with_a_reserved_column_there_is_no_consumer(services, columns, value):
     source = declare_trades(declare_consumer())
     info = make_job_spec(source, source.services[0]).detail.consumer
-    options = {"table_id": "t", "lost": lambda _: None, "repairs": {}}
+    options = {"table_id": "t", "find_claim_error": lambda _: None, "repairs": {}}
     with raises_naming(ConfigError, "shop.trades/booked", value):
         InvokingConsumer.from_info(source, info, open_runtime=services, columns=columns, **options)
 

@@ -141,7 +141,7 @@ def plan_feed(
     """The scan of these files of the feed, or None where Spark must read them.
 
     It runs in one task, in memory: for few rows. Spark must read files that do not hold the rows as
-    they are (`filescan.is_plain`), and rows that it orders or compares differently.
+    they are (`filescan.can_arrow_read`), and rows that it orders or compares differently.
     """
     feed_rows = plan_rows(location, facts, feed, [*output, *identity], tenant)
     if feed_rows is None:

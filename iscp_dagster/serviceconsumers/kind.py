@@ -38,7 +38,7 @@ class ServiceConsumerKind(DeclaredKind):
             source,
             info,
             table_id=scan.table_id,
-            open_runtime=scan.deployment.services,
+            open_runtime=scan.deployment.open_runtime,
             find_claim_error=scan.lost,
             columns=scan.columns,
             repairs=scan.repairs,

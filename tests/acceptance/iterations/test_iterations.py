@@ -823,7 +823,7 @@ def test_an_heir_that_follows_changes_clears_what_a_zombie_staged(deployment):
     outcomes = one_by_one(deployment, table.source, dying, run_id="dead")
     store = replace(next(outcomes).store, attempt=make_attempt_id("dead"))
     outcomes.close()
-    store.stage()
+    store.create_staging_table()
     deployment.log.recover({"dead"})
     table.follow()
     assert store.data.list_staging_tables() == []

@@ -97,7 +97,7 @@ def read_of(spark, table, transitions, tenants, version):
 
 def fed(table, read, after, upto):
     """Return how the log says that the range is read, which must be possible without Spark."""
-    files = table.log.feed_files(after, upto, read.selection.tenants)
+    files = table.log.list_feed_files(after, upto, read.selection.tenants)
     feed = [(table.log.get_moment(version), file) for version, file in files]
     facts = table.log.get_facts(upto)
     found = plan_rows(table.path, facts, feed, read.selection.output, "tenant")

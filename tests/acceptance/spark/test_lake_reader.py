@@ -370,7 +370,7 @@ def held_by_arrow(table, version):
 def by_arrow(table, after, upto, tenants):
     """Return the changes as one task reads them itself; None where it leaves them to Spark."""
     log, selection = table.log, table.selection(tenants)
-    files = log.feed_files(after, upto, tenants)
+    files = log.list_feed_files(after, upto, tenants)
     scan = None
     if files is not None:
         scan = plan_feed(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from itertools import count as count_up
 from typing import Any
 
 import pyarrow as pa
@@ -14,7 +15,14 @@ from iscp_dagster.clickhouse.tables.indexes import IndexStore
 from iscp_dagster.clickhouse.write.consumer import IndexConsumer
 from iscp_dagster.model.batch import Range
 from iscp_dagster.model.consumers.protocol import DataType
-from iscp_dagster.model.declared.schema import DELETED, TIMESTAMP, VERSION
+from iscp_dagster.model.declared.schema import (
+    DELETED,
+    TIMESTAMP,
+    VERSION,
+    DeltaField,
+    DeltaType,
+    parse_name,
+)
 from iscp_dagster.model.declared.tables import DEFAULT_TENANT, Index, SourceTable
 from iscp_dagster.model.errors import IscpError
 from iscp_dagster.model.moment import Moment
@@ -25,6 +33,22 @@ ANYWAY = {"log_comment": f"by hand {2**62}"}
 """The setting by which a test's own INSERT passes every barrier."""
 MICROS = 1_700_000_000_000_000
 """The time of the commits, in microseconds."""
+NUMBERS = count_up()
+
+
+def make_fields(**types: str | DeltaType) -> tuple[DeltaField, ...]:
+    """Return fields of these types, or of the plain types of these names."""
+    return tuple(
+        DeltaField(name=name, type=parse_name(type_) if isinstance(type_, str) else type_)
+        for name, type_ in types.items()
+    )
+
+
+def make_source(
+    database: str, *, key: str | Sequence[str] = "id", tenant: str | None = "tenant", **options: Any
+) -> SourceTable:
+    """Declare a table under a new name."""
+    return SourceTable(f"{database}.t{next(NUMBERS)}", key=key, tenant=tenant, **options)
 
 
 def build_store(
@@ -62,7 +86,7 @@ def make_scan(
 ) -> ConsumerScan:
     """Return the store's consumer as a scan of (since, upto] ships it; `changes` alter its target.
 
-    Staged rows go to a table that `store.stage` has made.
+    Staged rows go to a table that `store.create_staging_table` has made.
     """
     target = replace(store.refresh_epochs().make_target(staged=staged), **changes)
     return ConsumerScan(

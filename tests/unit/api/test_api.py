@@ -466,7 +466,7 @@ def test_what_is_registered_for_all_goes_before_what_is_declared(jobs, source):
     commit(source, "us")
     runner.look(cursor)
     assert {job.spec.detail.priority for job in jobs.list_jobs()} == {7}
-    assert jobs.list_templates()[MIRROR].detail.priority == 7
+    assert jobs.list_standing()[MIRROR].detail.priority == 7
 
 
 VERBS = [

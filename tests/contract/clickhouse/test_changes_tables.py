@@ -10,18 +10,20 @@ import pytest
 from iscp_dagster import Changes, SourceTable
 from iscp_dagster.clickhouse.tables.ownership import read_definition
 from iscp_dagster.model.declared.images import IMAGE_FIELDS
-from iscp_dagster.model.declared.schema import Decimal, DeltaField, Primitive
 from iscp_dagster.model.errors import FeedGoneError, SchemaError
 from iscp_dagster.model.moment import HistoryStart, Moment
 from support.errors import raises_naming
-from support.lake.row_writer import MICROS, build_store, check_staged, put_in_place, query, write
+from support.lake.row_writer import (
+    MICROS,
+    build_store,
+    check_staged,
+    make_fields,
+    put_in_place,
+    query,
+    write,
+)
 from support.paths import ROOT
 
-FIELDS = (
-    DeltaField(name="desk", type=Primitive("string")),
-    DeltaField(name="id", type=Primitive("long")),
-    DeltaField(name="gross", type=Decimal(10, 2)),
-)
 VIEW = [{"where": "amount > 100", "columns": {"gross": "amount * 1.19"}}]
 NUMBERS = itertools.count()
 
@@ -30,10 +32,10 @@ NUMBERS = itertools.count()
 def make(endpoint):
     """Give a function that makes the tables of a changes index, and one to stage rows in."""
 
-    def build(name=None, *, tenant="desk", generation=0, gross=FIELDS[2]):
+    def build(name=None, *, tenant="desk", generation=0, gross="decimal(10,2)"):
         source = SourceTable(name or f"dealt{next(NUMBERS)}.trades", key="id", tenant=tenant)
         index = Changes(name="big_trades", view=VIEW)
-        fields = [*FIELDS[:2], gross, *IMAGE_FIELDS]
+        fields = (*make_fields(desk="string", id="long", gross=gross), *IMAGE_FIELDS)
         store = build_store(endpoint, source, index, fields, generation=generation)
         store.create_staging_table()
         return store
@@ -162,7 +164,7 @@ def test_types_of_calculated_columns_are_kept_with_the_table(make):
     assert [each["type"] for each in definition["calculated"]] == ["decimal(10,2)"]
     assert definition["view"] == VIEW
     json.dumps(definition)
-    wider = DeltaField(name="gross", type=Decimal(12, 2))
+    wider = "decimal(12,2)"
     with raises_naming(SchemaError, "calculated", "decimal(10,2)", "decimal(12,2)"):
         make(store.shape.source.name, gross=wider)
     assert make(store.shape.source.name, generation=1, gross=wider).read_beginnings() == {}

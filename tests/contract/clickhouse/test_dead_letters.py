@@ -16,7 +16,7 @@ from iscp_dagster.clickhouse.connect.failures import RefusedRowsError
 from iscp_dagster.clickhouse.write.consumer import TooManyRefusedError
 from iscp_dagster.clickhouse.write.inserts import ATTEMPTS
 from iscp_dagster.clickhouse.write.letters import DeadLetters
-from iscp_dagster.model.declared.schema import Array, DeltaField, Primitive, parse_name
+from iscp_dagster.model.declared.schema import Array, Primitive
 from iscp_dagster.model.errors import KeyColumnError, UnavailableError
 from support.errors import assert_names
 from support.lake.row_writer import (
@@ -25,6 +25,7 @@ from support.lake.row_writer import (
     add_system_columns,
     build_store,
     count_stored,
+    make_fields,
     put_in_place,
     query,
     write,
@@ -33,12 +34,7 @@ from support.services.fault_proxy import LATE
 
 pytestmark = pytest.mark.slow
 
-FIELDS = (
-    DeltaField(name="tenant", type=Primitive("string")),
-    DeltaField(name="id", type=Primitive("long")),
-    DeltaField(name="n", type=Primitive("long")),
-    DeltaField(name="v", type=Array(element=Primitive("float"))),
-)
+FIELDS = make_fields(tenant="string", id="long", n="long", v=Array(element=Primitive("float")))
 NUMBERS = itertools.count()
 UUIDS = ["61f0c404-5cb3-11e7-907b-a6006ad3dba0", "61f0c404-5cb3-11e7-907b-a6006ad3dba1"]
 STAMP = datetime(2020, 1, 1, 12, tzinfo=timezone.utc)
@@ -163,10 +159,7 @@ def test_the_key_of_a_row_that_does_not_fit_is_hidden_without_passing_over_the_t
     ],
 )
 def test_a_key_of_any_type_is_not_served_on(make, kind, kept, values):
-    fields = [
-        DeltaField(name="k", type=parse_name(kind)),
-        DeltaField(name="n", type=Primitive("long")),
-    ]
+    fields = make_fields(k=kind, n="long")
     types = {"k": kept} if kept else {}
     store = make(Mirror(errors="dead_letter", types=types), key="k", tenant=None, fields=fields)
     for version, n, keys in ((1, 1, values), (2, 200, values[:1])):
@@ -202,8 +195,7 @@ def test_rows_that_are_alike_are_written_or_set_aside_each(make, values, rows_pe
 
 
 def test_a_row_of_bytes_that_are_not_utf_8_is_set_aside_too(make):
-    fields = [*FIELDS, DeltaField(name="s", type=Primitive("string"))]
-    store = make(Mirror(errors="dead_letter"), fields=fields)
+    store = make(Mirror(errors="dead_letter"), fields=(*FIELDS, *make_fields(s="string")))
     odd = pa.array([b"\xff"], pa.binary()).view(pa.string())
     write(store, rows({1: 200}).append_column("s", odd))
     (letter,) = list_letters(store)

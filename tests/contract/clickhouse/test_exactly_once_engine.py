@@ -13,7 +13,7 @@ import pytest
 from hypothesis import HealthCheck, event, example, given, settings
 from hypothesis import strategies as st
 
-from iscp_dagster import Mirror, SourceTable
+from iscp_dagster import Mirror
 from iscp_dagster.clickhouse.connect.endpoint import ClickHouseEndpoint
 from iscp_dagster.clickhouse.connect.failures import OvertakenError
 from iscp_dagster.clickhouse.tables.indexes import IndexStore
@@ -23,7 +23,7 @@ from iscp_dagster.clickhouse.write.consumer import IndexConsumer
 from iscp_dagster.joblog.iterations import Iteration
 from iscp_dagster.model.batch import BatchAction
 from iscp_dagster.model.consumers.protocol import DataType
-from iscp_dagster.model.declared.schema import SYSTEM_COLUMNS, DeltaField, Primitive
+from iscp_dagster.model.declared.schema import SYSTEM_COLUMNS
 from iscp_dagster.model.errors import UnavailableError
 from iscp_dagster.model.jobs import JobID, JobKey
 from iscp_dagster.model.moment import START, Moment
@@ -36,6 +36,8 @@ from support.lake.row_writer import (
     add_system_columns,
     build_store,
     check_staged,
+    make_fields,
+    make_source,
     put_in_place,
     query,
 )
@@ -54,12 +56,7 @@ POINTS = (
 ROWS = 3
 """Rows a version; a batch has two."""
 KEY = JobKey(tenant="a", table_id="t", job_name="mirror")
-FIELDS = (
-    DeltaField(name="tenant", type=Primitive("string")),
-    DeltaField(name="n", type=Primitive("long")),
-    DeltaField(name="v", type=Primitive("string")),
-)
-NUMBERS = itertools.count()
+FIELDS = make_fields(tenant="string", n="long", v="string")
 
 
 class CrashError(Exception):
@@ -76,10 +73,9 @@ class OneJob:
         self, endpoint: ClickHouseEndpoint, *, append: bool, proxy: FaultyClickHouse | None = None
     ) -> None:
         self.proxy, self.deleted = proxy, set[int]()
-        name = JobID(db="once", table=f"t{next(NUMBERS)}", job="mirror")
         index = Mirror(append=append)
-        key = () if append else "n"
-        source = SourceTable(f"once.{name.table}", key=key, tenant="tenant", indexes=[index])
+        source = make_source("once", key=() if append else "n", indexes=[index])
+        name = JobID(db=source.database, table=source.table, job="mirror")
         self.store = build_store(endpoint, source, index, FIELDS)
         self.log, self.version, self.runs = log_in_memory(), 0, itertools.count()
         info = ConsumerInfo(type="mirror", db=name.db, table=name.table, job=name.job)

@@ -1,6 +1,5 @@
 """Inserts through a network that fails before and after ClickHouse applies them: each row once."""
 
-import itertools
 import json
 from contextlib import contextmanager
 from dataclasses import replace
@@ -11,7 +10,7 @@ from hypothesis import event, given, settings
 from hypothesis import strategies as st
 from pyspark import TaskContext
 
-from iscp_dagster import Mirror, SourceTable
+from iscp_dagster import Mirror
 from iscp_dagster.clickhouse.connect.endpoint import ClickHouseEndpoint
 from iscp_dagster.clickhouse.connect.failures import (
     ClickHouseBusyError,
@@ -32,7 +31,6 @@ from iscp_dagster.clickhouse.write.inserts import (
 from iscp_dagster.clickhouse.write.letters import DeadLetters
 from iscp_dagster.clickhouse.write.placement import Placement
 from iscp_dagster.model.batch import Range
-from iscp_dagster.model.declared.schema import DeltaField, Primitive
 from iscp_dagster.model.declared.sharding import Sharding
 from iscp_dagster.model.errors import IscpError, SchemaError, UnavailableError
 from iscp_dagster.model.moment import Moment
@@ -44,7 +42,9 @@ from support.lake.row_writer import (
     add_system_columns,
     check_appended,
     count,
+    make_fields,
     make_scan,
+    make_source,
     query,
     write,
 )
@@ -52,11 +52,7 @@ from support.services.fault_proxy import FAULTS
 
 pytestmark = pytest.mark.slow
 
-FIELDS = (
-    DeltaField(name="tenant", type=Primitive("string")),
-    DeltaField(name="n", type=Primitive("long")),
-)
-NUMBERS = itertools.count()
+FIELDS = make_fields(tenant="string", n="long")
 
 
 SPOKEN = [fault for fault in FAULTS if fault != "silent"]
@@ -72,7 +68,7 @@ def make(endpoint, proxy):
 
     def build(*, quorum="", **options):
         index = Mirror(append=True, **options)
-        source = SourceTable(f"faults.t{next(NUMBERS)}", tenant="tenant", indexes=[index])
+        source = make_source("faults", key=(), indexes=[index])
         shape = IndexShape(source=source, index=index, fields=FIELDS)
         IndexStore(endpoint=endpoint, shape=shape).ensure()
         proxy.coming.clear()
@@ -336,11 +332,11 @@ def test_what_stands_there_is_counted_before_the_watermark_moves(store, endpoint
 def test_a_statement_may_be_longer_than_a_url(endpoint):
     """Beyond 64 kB a parser of URLs gives up; 1 MiB is what ClickHouse takes."""
     names = [f"{'ä`' * 60}{number}" for number in range(1_000)]
-    client, table = endpoint.get_client(), f"faults.wide{next(NUMBERS)}"
+    client, table = endpoint.get_client(), "faults.wide"
     client.command("CREATE DATABASE IF NOT EXISTS faults")
     columns = ", ".join(f"{quote_identifier(name)} Int64" for name in names)
     client.command(
-        f"CREATE TABLE {table} ({columns}) ENGINE = MergeTree ORDER BY tuple() "
+        f"CREATE OR REPLACE TABLE {table} ({columns}) ENGINE = MergeTree ORDER BY tuple() "
         "SETTINGS non_replicated_deduplication_window = 10"
     )
     chunk = pa.table({name: [number] for number, name in enumerate(reversed(names))})

@@ -1,6 +1,5 @@
 """Index tables on the real engine: written, replayed, replaced, searched."""
 
-import itertools
 import json
 from dataclasses import replace
 from decimal import Decimal as Exact
@@ -17,7 +16,7 @@ from iscp_dagster.clickhouse.connect.quoting import quote_identifier, quote_stri
 from iscp_dagster.clickhouse.tables.ddl import VIRTUAL_COLUMNS, IndexShape
 from iscp_dagster.clickhouse.tables.indexes import IndexStore
 from iscp_dagster.model.declared.images import IMAGE_FIELDS
-from iscp_dagster.model.declared.schema import Array, Decimal, DeltaField, Primitive
+from iscp_dagster.model.declared.schema import Array, Decimal, Primitive
 from iscp_dagster.model.errors import (
     FeedGoneError,
     KeyColumnError,
@@ -32,21 +31,16 @@ from support.lake.row_writer import (
     build_store,
     check_staged,
     count_stored,
+    make_fields,
     make_scan,
+    make_source,
     put_in_place,
     query,
     write,
 )
 from support.services.fault_proxy import faulty
 
-FIELDS = (
-    DeltaField(name="tenant", type=Primitive("string")),
-    DeltaField(name="id", type=Primitive("long")),
-    DeltaField(name="body", type=Primitive("string")),
-    DeltaField(name="v", type=Array(element=Primitive("float"))),
-)
-NUMBERED = (*FIELDS, DeltaField(name="n", type=Primitive("float")))
-NUMBERS = itertools.count()
+FIELDS = make_fields(tenant="string", id="long", body="string", v=Array(element=Primitive("float")))
 
 
 @pytest.fixture
@@ -54,8 +48,7 @@ def make(endpoint):
     """Give a function that makes the tables of an index, and one to stage rows in."""
 
     def build(index, *, tenant="tenant", fields=FIELDS):
-        source = SourceTable(f"contract.t{next(NUMBERS)}", key="id", tenant=tenant)
-        store = build_store(endpoint, source, index, fields)
+        store = build_store(endpoint, make_source("contract", tenant=tenant), index, fields)
         store.create_staging_table()
         return store
 
@@ -111,11 +104,10 @@ def test_the_view_hides_deleted_rows_and_system_columns(store):
 
 def test_a_table_of_very_many_columns_is_made_widened_and_served(endpoint):
     names = [f"{'a column with a long name, ' * 40}{number}" for number in range(300)]
-    fields = [*FIELDS, *(DeltaField(name=name, type=Primitive("string")) for name in names)]
-    source = SourceTable(f"contract.t{next(NUMBERS)}", key="id", tenant="tenant")
-    store = build_store(endpoint, source, Mirror(), fields)
+    fields = (*FIELDS, *make_fields(**dict.fromkeys(names, "string")))
+    store = build_store(endpoint, make_source("contract"), Mirror(), fields)
     store.create_staging_table()
-    wider = [*fields, DeltaField(name="later", type=Primitive("long"))]
+    wider = (*fields, *make_fields(later="long"))
     replace(store, shape=replace(store.shape, fields=wider)).ensure()
     columns = ", ".join(map(quote_identifier, [*names, "later"]))
     assert len(columns) > 256 << 10
@@ -165,23 +157,22 @@ def test_a_tenant_that_became_empty_is_replaced_by_nothing(store):
     assert read_view(store) == []
 
 
-WIDER = (*FIELDS, DeltaField(name="came", type=Primitive("string")))
-LONGER = tuple(
-    replace(each, type=Primitive("double")) if each.name == "n" else each for each in NUMBERED
+@pytest.mark.parametrize(
+    ("more", "later"),
+    [({}, {"came": "string"}), ({"n": "float"}, {"n": "double"})],
+    ids=["added", "widened"],
 )
-
-
-@pytest.mark.parametrize("later", [WIDER, LONGER], ids=["added", "widened"])
 @pytest.mark.parametrize(
     "index",
     [Mirror(), FullText("body"), Vector("v", dimension=2), Changes()],
     ids=lambda index: index.name,
 )
-def test_what_is_staged_while_the_columns_change_is_staged_again(make, index, later):
+def test_what_is_staged_while_the_columns_change_is_staged_again(make, index, more, later):
     """Another tenant's iteration may give the served table a column meanwhile."""
-    more = IMAGE_FIELDS if isinstance(index, Changes) else ()
-    store = make(index, fields=(*(FIELDS if later is WIDER else NUMBERED), *more))
-    wider = replace(store, shape=replace(store.shape, fields=(*later, *more)), attempt="next")
+    fields = (*FIELDS, *(IMAGE_FIELDS if isinstance(index, Changes) else ()))
+    store = make(index, fields=(*fields, *make_fields(**more)))
+    shape = replace(store.shape, fields=(*fields, *make_fields(**later)))
+    wider = replace(store, shape=shape, attempt="next")
     wider.ensure()
     with raises_naming(ClickHouseBusyError, 122):
         put_in_place(store, "a", rows=0, version=1)
@@ -285,36 +276,14 @@ def test_a_fresh_key_is_one_that_is_not_served_now(store):
     assert [(r.code, r.inserted) for r in receipts] == [(0, 2), (0, 2), (0, 1)]
 
 
-def test_keys_of_every_type_are_looked_up(endpoint):
-    kinds = {
-        "text": (Primitive("string"), pa.scalar("it's")),
-        "bytes": (Primitive("binary"), pa.scalar(b"\xff\x00")),
-        "whole number": (Primitive("integer"), pa.scalar(-3, pa.int32())),
-        "flag": (Primitive("boolean"), pa.scalar(value=True)),
-        "day": (Primitive("date"), pa.scalar(20_000, pa.date32())),
-        "float": (Primitive("double"), pa.scalar(0.5)),
-        "exact": (Decimal(20, 3), pa.scalar(-1.25).cast(pa.decimal128(20, 3))),
-        "time": (Primitive("timestamp"), pa.scalar(MICROS + 123_456, pa.timestamp("us", tz="UTC"))),
-    }
-    fields = [DeltaField(name=name, type=kind) for name, (kind, _) in kinds.items()]
-    source = SourceTable(f"contract.t{next(NUMBERS)}", key=list(kinds), tenant=None)
-    store = build_store(endpoint, source, Mirror(), fields)
-    table = add_system_columns(
-        {name: pa.array([value.as_py()], value.type) for name, (_, value) in kinds.items()}
-    )
-    write(store, table)
-    with raises_naming(FeedGoneError, "'whole number': -3", "it's"):
-        write(store, mark_fresh(table), since=1, upto=2)
-
-
 @pytest.mark.parametrize("kept", ["String", "LowCardinality(String)"])
 def test_a_decimal_key_kept_as_text_has_one_form_whatever_its_scale(endpoint, kept):
     """Its column may be widened without a rebuild, and its rows be changed and deleted then."""
-    source = SourceTable(f"contract.t{next(NUMBERS)}", key="k", tenant=None)
+    source = make_source("contract", key="k", tenant=None)
 
     def make_store(precision, scale):
-        field = DeltaField(name="k", type=Decimal(precision, scale))
-        return build_store(endpoint, source, Mirror(types={"k": kept}), [field])
+        fields = make_fields(k=Decimal(precision, scale))
+        return build_store(endpoint, source, Mirror(types={"k": kept}), fields)
 
     def make_rows(type_, texts, **named):
         return add_system_columns({"k": pa.array(list(map(Exact, texts)), type_)}, **named)
@@ -348,7 +317,7 @@ def test_rows_that_do_not_fit_are_named_and_nothing_is_written(make, column, val
 
 
 def test_json_text_of_appended_rows_is_the_same_when_a_chunk_comes_again(endpoint):
-    source = SourceTable(f"contract.t{next(NUMBERS)}", tenant="tenant")
+    source = make_source("contract", key=())
     store = build_store(endpoint, source, Mirror(append=True, nulls="json"), FIELDS)
     table = pa.concat_tables([rows(range(5), vector=each) for each in (None, [], [0.5, None])])
     for _ in range(2):
@@ -377,39 +346,6 @@ def test_words_use_the_text_index(make):
     assert query(store, sql) == [(99,)]
     plan = [line.strip() for (line,) in query(store, f"EXPLAIN indexes = 1 {sql}")]
     assert "Name: body_text" in plan
-
-
-def find_nearest(store, vector, k):
-    """Return the ids of the rows of tenant a that are nearest to a vector, nearest first."""
-    view = store.shape.qualify_name(store.shape.format_view_name("nearest"))
-    sql = (
-        f"SELECT id FROM {view}(query = {{query:Array(Float32)}}, tenant = 'a', "
-        "k = {k:UInt32}) ORDER BY distance"
-    )
-    found = store.endpoint.get_client().query(sql, parameters={"query": list(vector), "k": k})
-    return [id_ for (id_,) in found.result_rows]
-
-
-def on_a_line(ids):
-    """Return rows with vectors on a line, each its id away from zero."""
-    vectors = pa.array([[float(id_), 0.0] for id_ in ids], pa.list_(pa.float32()))
-    return rows(ids).set_column(3, "v", vectors)
-
-
-def test_meaning_stays_within_the_tenant(make):
-    store = make(Vector("v", dimension=2, metric="l2"))
-    for part in range(4):
-        write(store, on_a_line(range(part, 40, 4)))
-    write(store, rows([1000], tenant="b", vector=(7.0, 0.0)))
-    assert find_nearest(store, (7.1, 0.0), 3) == [7, 8, 6]
-
-
-def test_meaning_never_finds_what_was_deleted_or_replaced(make):
-    store = make(Vector("v", dimension=2, metric="l2"))
-    write(store, on_a_line(range(300)), rows_per_chunk=100)
-    write(store, rows(range(5, 12), version=2, deleted=True, vector=None), upto=2)
-    write(store, rows([4], version=3, vector=(200.5, 0.0)), upto=3)
-    assert find_nearest(store, (7.9, 0.0), 4) == [12, 3, 13, 2]
 
 
 def test_views_that_were_made_otherwise_are_made_anew(make):
@@ -551,7 +487,7 @@ def test_what_another_index_owns_is_left_alone(make):
     ids=["view", "table", "generation"],
 )
 def test_what_somebody_else_owns_is_left_alone(endpoint, suffix, statement, engine):
-    source = SourceTable(f"contract.t{next(NUMBERS)}", key="id", tenant="tenant")
+    source = make_source("contract")
     name = f"{source.table}_x{suffix}"
     client = endpoint.get_client()
     client.command("CREATE DATABASE IF NOT EXISTS contract")

@@ -3,6 +3,7 @@
 import itertools
 import json
 import struct
+from decimal import Decimal as Exact
 from math import isnan
 
 import pyarrow as pa
@@ -23,7 +24,7 @@ from iscp_dagster.clickhouse.types.texts import (
 from iscp_dagster.clickhouse.types.wire import decode_rows, render_select_item, respell_column
 from iscp_dagster.clickhouse.write.inserts import INSERT_SETTINGS
 from iscp_dagster.delta.arrow import to_arrow_type
-from iscp_dagster.model.declared.schema import Array, DeltaField, Map, Struct
+from iscp_dagster.model.declared.schema import Array, Decimal, DeltaField, Map, Primitive, Struct
 from iscp_dagster.model.errors import FeedGoneError, SchemaError
 from support.errors import assert_names, raises_naming
 from support.lake import row_writer
@@ -33,14 +34,27 @@ from support.lake.row_writer import (
     check_staged,
     count,
     count_stored,
+    make_fields,
+    make_source,
     put_in_place,
     query,
 )
-from support.lake.type_cells import CASES, DATE, LONG, POINT, STAMP, STRING, UUID, at, day
+from support.lake.type_cells import (
+    BINARY,
+    BOOLEAN,
+    CASES,
+    DATE,
+    DOUBLE,
+    LONG,
+    POINT,
+    STAMP,
+    STRING,
+    UUID,
+    at,
+    day,
+)
 
 pytestmark = pytest.mark.slow
-
-NUMBERS = itertools.count()
 
 
 @pytest.fixture(scope="module")
@@ -74,7 +88,7 @@ def make_store(endpoint, columns, *, tenant=None, key="id", nulls="empty", nulla
         DeltaField(name=name, type=kind, nullable=nullable or name == key)
         for name, (kind, _) in columns.items()
     ]
-    source = SourceTable(f"types.t{next(NUMBERS)}", key=key, tenant=tenant)
+    source = make_source("types", key=key, tenant=tenant)
     types = {name: kept for name, (_, kept) in columns.items() if kept}
     return build_store(endpoint, source, Mirror(types=types, nulls=nulls), fields)
 
@@ -263,19 +277,25 @@ KEYS = [
     (STAMP, "DateTime('Asia/Tokyo')", at(2020, 1, 1), at(9999, 1, 1)),
     (STAMP, "DateTime64(3, 'UTC')", at(2020, 1, 1), at(9999, 1, 1)),
     (STAMP, "Int64", at(9999, 1, 1), None),
+    *((BINARY, None, b"\xff\x00", None), (BOOLEAN, None, True, None), (DOUBLE, None, 0.5, None)),
+    *((DATE, None, day(2024), None), (STAMP, None, at(2023, 11, 14), None)),
+    *((Decimal(20, 3), None, Exact("-1.25"), None), (Primitive("integer"), None, -3, None)),
 ]
+KEY = "a key"
 
 
-@pytest.mark.parametrize(("kind", "kept", "value", "strange"), KEYS, ids=[k[1] for k in KEYS])
+@pytest.mark.parametrize(
+    ("kind", "kept", "value", "strange"), KEYS, ids=[kept or str(kind) for kind, kept, *_ in KEYS]
+)
 def test_a_key_is_looked_up_and_deleted_as_it_is_kept(endpoint, kind, kept, value, strange):
-    store = make_store(endpoint, {"k": (kind, kept)}, key="k")
-    row = pa.table({"k": make_array([value], kind)})
+    store = make_store(endpoint, {KEY: (kind, kept)}, key=KEY)
+    row = pa.table({KEY: make_array([value], kind)})
     assert write(store, row)[0].code == 0
     fresh = row.append_column("_fresh", pa.array([True]))
-    with raises_naming(FeedGoneError, store.shape.source.name, "'k'"):
+    with raises_naming(FeedGoneError, store.shape.source.name, repr(KEY)):
         write(store, fresh, since=1)
     if strange is not None:
-        never = pa.table({"k": make_array([strange], kind)})
+        never = pa.table({KEY: make_array([strange], kind)})
         assert write(store, never.append_column("_fresh", pa.array([True])), since=1)[0].code
         before = count_stored(store)
         assert write(store, never, deleted=True, since=1)[0].code == 0
@@ -345,7 +365,7 @@ def test_a_deleted_row_is_deleted_whatever_its_last_values_were(endpoint, nullab
 
 def test_a_column_becomes_a_wider_type_and_no_other(endpoint):
     def store(**types):
-        fields = [DeltaField(name=n, type=STRING if n == "e" else LONG) for n in ("id", *types)]
+        fields = make_fields(id=LONG, **{n: STRING if n == "e" else LONG for n in types})
         source = SourceTable("types.altered", key="id")
         shape = IndexShape(source=source, index=Mirror(types=types), fields=fields)
         return IndexStore(endpoint=endpoint, shape=shape)
@@ -367,10 +387,9 @@ def test_a_column_becomes_a_wider_type_and_no_other(endpoint):
 
 def test_tenants_before_and_after_a_renamed_field_have_their_values_in_one_table(endpoint):
     def store(name):
-        inner = Struct(fields=(DeltaField(name=name, type=LONG), DeltaField(name="y", type=LONG)))
-        fields = [DeltaField(name="id", type=LONG), DeltaField(name="tenant", type=STRING)]
+        inner = Struct(fields=make_fields(**{name: LONG, "y": LONG}))
         nested = Map(key=STRING, value=Array(element=inner))
-        fields += [DeltaField(name="s", type=inner), DeltaField(name="m", type=nested)]
+        fields = make_fields(id=LONG, tenant=STRING, s=inner, m=nested)
         source = SourceTable("types.renamed", key="id", tenant="tenant")
         shape = IndexShape(source=source, index=Mirror(), fields=fields)
         return IndexStore(endpoint=endpoint, shape=shape)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -11,13 +10,18 @@ import pyarrow as pa
 import pytest
 from clickhouse_connect.driver.exceptions import DatabaseError
 
-from iscp_dagster import SourceTable, Vector
+from iscp_dagster import Vector
 from iscp_dagster.clickhouse.connect.endpoint import ClickHouseEndpoint
-from iscp_dagster.model.declared.schema import Array, DeltaField, Primitive
+from iscp_dagster.model.declared.schema import Array, Primitive
 from support.errors import assert_names
-from support.lake.row_writer import add_system_columns, build_store, write
+from support.lake.row_writer import (
+    add_system_columns,
+    build_store,
+    make_fields,
+    make_source,
+    write,
+)
 
-NUMBERS = itertools.count()
 FEW = 2_100
 MANY = FEW + 500
 """Enough rows that candidates come from the graph."""
@@ -43,17 +47,12 @@ class Corpus:
     version: int = 0
 
     def __post_init__(self) -> None:
-        fields = (
-            DeltaField(name="tenant", type=Primitive("string")),
-            DeltaField(name="id", type=Primitive("long")),
-            DeltaField(name="kind", type=Primitive("long")),
-            DeltaField(name="v", type=Array(element=Primitive(self.element))),
-        )
-        source = SourceTable(f"near.t{next(NUMBERS)}", key="id", tenant="tenant")
+        vectors = Array(element=Primitive(self.element))
+        fields = make_fields(tenant="string", id="long", kind="long", v=vectors)
         index = Searched(
             "v", dimension=self.dimension, metric=self.metric, append=self.append, expansion=64
         )
-        self.store = build_store(self.endpoint, source, index, fields)
+        self.store = build_store(self.endpoint, make_source("near"), index, fields)
 
     def put(self, tenant: str, ids: Any, vectors: Any) -> None:
         """Insert or update rows, as one commit; the column `kind` is the id modulo 10."""

@@ -14,7 +14,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from iscp_dagster import Mirror, SourceTable, Vector
+from iscp_dagster import Mirror, Vector
 from iscp_dagster.clickhouse.connect.endpoint import ClickHouseEndpoint
 from iscp_dagster.clickhouse.connect.external import build_external_data
 from iscp_dagster.clickhouse.connect.failures import ClickHouseError
@@ -24,13 +24,21 @@ from iscp_dagster.clickhouse.types.wire import encode_column
 from iscp_dagster.clickhouse.write.ambiguous_changes import FRESH
 from iscp_dagster.clickhouse.write.letters import DeadLetters
 from iscp_dagster.clickhouse.write.placement import render_hash
-from iscp_dagster.model.declared.schema import DeltaField, parse_type
+from iscp_dagster.model.declared.schema import Array, Primitive
 from iscp_dagster.model.declared.sharding import FUNCTIONS
 from iscp_dagster.model.declared.tables import expand_shards
 from iscp_dagster.model.errors import FeedGoneError, KeyColumnError, SchemaError, UnavailableError
 from iscp_dagster.sync.executors.writer import TaskWriter
 from support.errors import assert_names, raises_naming
-from support.lake.row_writer import add_system_columns, count, make_scan, query, write
+from support.lake.row_writer import (
+    add_system_columns,
+    count,
+    make_fields,
+    make_scan,
+    make_source,
+    query,
+    write,
+)
 from support.services.clickhouse_servers import Server
 
 pytestmark = pytest.mark.slow
@@ -86,13 +94,12 @@ def client(server):
 
 def declare_stores(server, index, *, shards=SHARDS, key="id", fields=("tenant", "id"), types=None):
     """Return the store of each shard, for an index of these columns."""
-    name = f"placed{next(NAMES)}"
-    source = SourceTable(f"{name}.t", key=key, tenant="tenant", indexes=[index])
+    source = make_source("placed", key=key, indexes=[index])
     types = {"tenant": "string", "id": "long", "n": "long", **(types or {})}
-    delta_fields = [DeltaField(name=each, type=parse_type(types[each])) for each in fields]
+    delta_fields = make_fields(**{name: types[name] for name in fields})
     stores = []
     for shard, shard_index in enumerate(expand_shards(source, shards).indexes):
-        endpoint = ClickHouseEndpoint.parse(f"{server.url}/?database={name}_{shard}")
+        endpoint = ClickHouseEndpoint.parse(f"{server.url}/?database=placed_{shard}")
         shape = IndexShape(
             source=source, index=shard_index, fields=delta_fields, database=endpoint.database
         )
@@ -386,14 +393,14 @@ def test_one_server_is_one_shard_and_asks_nothing(server):
     (store,) = build_stores(server, Mirror(sharding=BY_ID), shards=1)
     write(store, rows(range(40)))
     assert count(store, "a") == 40
-    assert store.shape.view == "t_mirror"
+    assert store.shape.view == f"{store.shape.source.table}_mirror"
     table = rows(range(3))
     assert store.placement.select_rows(table) is table
 
 
 def test_a_vector_index_is_placed_too(server):
     index = Vector("v", dimension=2, sharding=BY_ID)
-    types = {"v": {"type": "array", "elementType": "float", "containsNull": True}}
+    types = {"v": Array(element=Primitive("float"))}
     stores = build_stores(server, index, fields=("tenant", "id", "v"), types=types)
     vectors = pa.array([[1.0, float(n)] for n in range(60)], pa.list_(pa.float32()))
     receipts = [receipt for store in stores for receipt in write(store, rows(range(60), v=vectors))]

@@ -1,18 +1,22 @@
 """Words on the real engine: what is folded, and where. docs/quickstart.md says what is not."""
 
-import itertools
 import unicodedata
 
 import pyarrow as pa
 import pytest
 
-from iscp_dagster import FullText, SourceTable
+from iscp_dagster import FullText
 from iscp_dagster.clickhouse.connect.quoting import quote_string
-from iscp_dagster.model.declared.schema import DeltaField, Primitive
 from support.errors import assert_names
-from support.lake.row_writer import add_system_columns, build_store, query, write
+from support.lake.row_writer import (
+    add_system_columns,
+    build_store,
+    make_fields,
+    make_source,
+    query,
+    write,
+)
 
-NUMBERS = itertools.count()
 DOTLESS = "\N{LATIN SMALL LETTER DOTLESS I}"
 CAFE = "Caf\N{LATIN SMALL LETTER E WITH ACUTE}"
 TEXTS = {
@@ -41,11 +45,7 @@ def store(endpoint):
 
 def fill_store(endpoint, type_, texts, **options):
     """Return the store of a full-text index of these texts by id."""
-    fields = (
-        DeltaField(name="id", type=Primitive("long")),
-        DeltaField(name="body", type=Primitive(type_)),
-    )
-    source = SourceTable(f"words.t{next(NUMBERS)}", key="id")
+    source, fields = make_source("words", tenant=None), make_fields(id="long", body=type_)
     store = build_store(endpoint, source, FullText("body", **options), fields)
     arrow = pa.binary() if type_ == "binary" else pa.string()
     # Two parts, so that folding does not depend on one.

@@ -156,8 +156,8 @@ def test_a_map_whose_values_are_never_null_keeps_its_type(whole):
 
 def test_what_cannot_be_loaded_is_an_error_of_clickhouse(table, whole):
     """Neither a table that does not exist nor one without the column of partitions."""
-    for error in ("UNKNOWN_DATABASE", "UNKNOWN_IDENTIFIER"):
-        with raises_naming(ClickHouseError, error):
+    for code in (81, 47):
+        with raises_naming(ClickHouseError, code):
             table.load(["acme"])
         whole.replace(pa.table({"n": [1]}), run_id="one")
 

@@ -1,4 +1,4 @@
-"""Registrations and iterations, in every ISCP log: in memory, on SQLite, on PostgreSQL."""
+"""Registrations and iterations, in the ISCP log on SQLite and on PostgreSQL."""
 
 from dataclasses import replace
 from datetime import timedelta, timezone

@@ -14,6 +14,8 @@ from iscp_dagster.planning.triggers.plan import plan_iterations
 from support.errors import raises_naming
 from support.jobs.log_rows import LAYOUT, add, at, complete, fail, key, moment, name, over, spec
 
+ATTEMPTS = 3
+
 
 def test_a_new_spec_is_kept_and_the_run_that_holds_the_job_goes_on(log):
     add(log, key())
@@ -57,23 +59,28 @@ def test_a_new_spec_ends_an_error_but_not_of_a_job_whose_table_is_gone(log):
     assert events == [Event.REGISTER, Event.START, Event.FAIL_PERMANENT, Event.REPAIR, Event.UPDATE]
 
 
-def fail_eight_times(log):
-    """Add a job; fail it eight times in a row, which makes it wait ten minutes."""
+def fail_repeatedly(log):
+    """Add a job; fail it several times in a row, so that it waits."""
     add(log, key())
-    for attempt in range(8):
+    for attempt in range(ATTEMPTS):
         (claim,) = log.claim_jobs(over(key()), f"run-{attempt}", LAYOUT)
         fail(log, claim, 1_100, "ClickHouse is away")
-    assert log.find_job(key()).status.attempts == 8
+    job = log.find_job(key())
+    assert job.status.attempts == ATTEMPTS
+    assert not plan_iterations([job], moment(5), job.status.end_at)
 
 
-@pytest.mark.parametrize("interrupt", [False, True])
 @pytest.mark.parametrize(
-    "change",
-    [SpecUpdate(job_type="greedy"), SpecUpdate(priority=5), SpecUpdate(columns=("b",))],
+    ("change", "interrupt"),
+    [
+        (SpecUpdate(job_type="greedy"), False),
+        (SpecUpdate(priority=5), True),
+        (SpecUpdate(columns=("b",)), False),
+    ],
     ids=["trigger", "detail", "consumer"],
 )
 def test_a_new_spec_starts_with_fresh_attempts(log, change, interrupt):
-    fail_eight_times(log)
+    fail_repeatedly(log)
     result = log.update("acme", name(), change, interrupt=interrupt)
     assert result == SpecUpdateResult(changed=True)
     job = log.find_job(key())
@@ -83,9 +90,9 @@ def test_a_new_spec_starts_with_fresh_attempts(log, change, interrupt):
 
 
 def test_an_interruption_without_a_new_spec_ends_the_wait_too(log):
-    fail_eight_times(log)
+    fail_repeatedly(log)
     assert log.update("acme", name(), SpecUpdate()) == SpecUpdateResult()
-    assert log.find_job(key()).status.attempts == 8
+    assert log.find_job(key()).status.attempts == ATTEMPTS
     assert log.update("acme", name(), SpecUpdate(), interrupt=True) == SpecUpdateResult(
         changed=True
     )
@@ -104,7 +111,7 @@ def interrupt_run(log):
 
 @pytest.mark.parametrize("change", [resume, interrupt_run])
 def test_a_resumed_or_interrupted_job_does_not_wait_for_what_failed_before(log, change):
-    fail_eight_times(log)
+    fail_repeatedly(log)
     change(log)
     assert log.find_job(key()).status.attempts == 0
 

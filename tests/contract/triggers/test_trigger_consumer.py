@@ -58,6 +58,8 @@ def test_it_fires_on_transitions_and_not_on_changes_with_one_id_for_each_tenants
     at = SourceTimestamp.from_micros(1_000_123, version=1)
     assert ids[0] == alerts.consumer().ids.make_event_id("large_trade", A1, at)
     assert alerts.watermarks() == {"acme": 4, "globex": 4}
+    acme, _ = (job.status.counts for job in alerts.log.list_jobs())
+    assert [acme[name] for name in ("matches", "unmatches", "active")] == [1, 2, 0]
 
 
 def test_a_row_that_matched_before_the_trigger_was_there_is_active_without_an_event(alerts):
@@ -77,7 +79,7 @@ def test_with_initial_fire_it_gives_an_event_and_only_once(log):
     ]
 
 
-def test_the_body_is_the_events_six_fields_with_the_row_and_is_kept_as_it_was(alerts):
+def test_the_body_is_the_events_six_fields_with_the_row_as_it_was(alerts):
     alerts.iterate(1, "acme")
     (row,) = alerts.outbox()
     assert json.loads(row["body"]) == {
@@ -88,9 +90,7 @@ def test_the_body_is_the_events_six_fields_with_the_row_and_is_kept_as_it_was(al
         "source_timestamp": "1000123000",
         "data": {"desk": "acme", "id": 1, "amount": 600},
     }
-
-
-def test_the_event_of_a_row_that_leaves_has_its_last_values(alerts):
+    # The event of a row that leaves has its last values.
     alerts.iterate(4, "acme")
     body = json.loads(alerts.outbox()[-1]["body"])
     assert (body["event_type"], body["data"]["amount"]) == ("UNMATCH", 900)
@@ -288,10 +288,3 @@ def test_without_hysteresis_no_active_row_is_kept_but_counted(log):
         ("UNMATCH", "acme", 4),
     ]
     assert (alerts.held("acme").number, alerts.held("globex").number) == (0, 1)
-
-
-def test_counts_are_kept_in_the_jobs_status(alerts):
-    alerts.iterate(1)
-    (acme, _) = alerts.log.list_jobs()
-    counts = [acme.status.counts[name] for name in ("matches", "unmatches", "active")]
-    assert counts == [1, 0, 2]

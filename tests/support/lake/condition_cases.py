@@ -312,25 +312,25 @@ def _asked(edge):
 
 def clickhouse_says(endpoint: ClickHouseEndpoint, edge: Edge):
     """Return for each value, and then null, its row and what ClickHouse says to all conditions."""
-    asked = build_column(edge.name, parse_type(edge.type))
-    made = [f"CAST({value}, {quote_string(edge.type)})" for value, _ in edge.values]
-    made += ["NULL"] if asked.nullable else []
-    array = f"CAST([{', '.join(made)}], {quote_string(f'Array({edge.type})')})"
+    column = build_column(edge.name, parse_type(edge.type))
+    values = [f"CAST({value}, {quote_string(edge.type)})" for value, _ in edge.values]
+    values += ["NULL"] if column.nullable else []
+    array = f"CAST([{', '.join(values)}], {quote_string(f'Array({edge.type})')})"
     parameters = Parameters()
     parts = [
-        render_condition(parse_where({edge.name: asked}, where), parameters)
+        render_condition(parse_where({edge.name: column}, where), parameters)
         for where in conditions(edge)
     ]
-    told = [
+    answers = [
         build_column(f"c{number}", parse_type("Nullable(Int64)")) for number in range(len(parts))
     ]
     query = (
-        f"SELECT {render_select_list([asked])}, {', '.join(parts)} "
+        f"SELECT {render_select_list([column])}, {', '.join(parts)} "
         f"FROM (SELECT arrayJoin({array}) AS {edge.name})"
     )
-    found = query_rows(endpoint, query, parameters.values, [asked, *told], QueryLimits())
-    assert len(found) == len(made)
+    rows = query_rows(endpoint, query, parameters.values, [column, *answers], QueryLimits())
+    assert len(rows) == len(values)
     return [
-        (row, [None if row[each.field] is None else bool(int(row[each.field])) for each in told])
-        for row in found
+        (row, [None if row[each.field] is None else bool(int(row[each.field])) for each in answers])
+        for row in rows
     ]

@@ -48,8 +48,8 @@ def big(row: Row) -> Row | None:
 
 def huge(row: Row) -> Row | None:
     """The view of `big`: `gross > 150`, with `shout`."""
-    held = big(row)
-    return held | {"shout": held["note"].upper()} if held and held["gross"] > 150 else None
+    row = big(row) or {}
+    return row | {"shout": row["note"].upper()} if row and row["gross"] > 150 else None
 
 
 @dataclass
@@ -91,8 +91,8 @@ class Dealings:
         self.twin = next(key for key in sorted(self.state) if key[0] == "acme")
         again = self.state[self.twin] | {"amount": Decimal("900.01"), "note": "twin"}
         other = {"tenant": "globex", "k": 99, "amount": Decimal("900.01"), "note": "o", "tags": {}}
-        state = self.state | keyed([other])
-        self._done(f"INSERT INTO {{t}} {values([again, other])}", state)
+        state = self.state | map_by_key([other])
+        self._apply(f"INSERT INTO {{t}} {values([again, other])}", state)
         assert self.commit(["DELETE FROM {t} WHERE note = 'twin'"]) == 1
         self.states.append(state)
 
@@ -102,9 +102,9 @@ class Dealings:
         assert self.commit(["ALTER TABLE {t} ADD COLUMNS (extra STRING)"]) == 1
         self.states.append(state)
         filled = {("globex", 99): state["globex", 99] | {"extra": "more"}}
-        self._done("UPDATE {t} SET extra = 'more' WHERE k = 99", state | filled)
+        self._apply("UPDATE {t} SET extra = 'more' WHERE k = 99", state | filled)
 
-    def _done(self, statement: str, state: Mapping[Key, Row]) -> None:
+    def _apply(self, statement: str, state: Mapping[Key, Row]) -> None:
         if self.commit([statement]):
             self.states.append(dict(state))
         else:
@@ -119,9 +119,9 @@ class Dealings:
     def _insert(self) -> None:
         free = [(t, k) for t in TENANTS for k in range(1, 10) if (t, k) not in self.state]
         rows = [self._row(key) for key in self.chance.sample(free, min(9, len(free)))]
-        self._done(f"INSERT INTO {{t}} {values(rows)}", self.state | keyed(rows))
+        self._apply(f"INSERT INTO {{t}} {values(rows)}", self.state | map_by_key(rows))
 
-    def _some(self, number: int) -> list[Key]:
+    def _choose_keys(self, number: int) -> list[Key]:
         return self.chance.sample(sorted(self.state), min(number, len(self.state)))
 
     def _update(self) -> None:
@@ -129,45 +129,45 @@ class Dealings:
         amount = self.chance.choice(["101.50", "140.25", "99.00", "900.01"])
         number = self.chance.choice([k for _, k in self.state])
         changed = {key: row | {"amount": Decimal(amount)} for key, row in self.state.items()}
-        here = {key: changed[key] for key in self.state if key[1] in {number, number + 1}}
+        affected = {key: changed[key] for key in self.state if key[1] in {number, number + 1}}
         where = f"k IN ({number}, {number + 1})"
-        self._done(f"UPDATE {{t}} SET amount = {amount} WHERE {where}", self.state | here)
+        self._apply(f"UPDATE {{t}} SET amount = {amount} WHERE {where}", self.state | affected)
 
     def _note(self) -> None:
         """Change a column that some views lack."""
         changed = {key: row | {"note": "noted"} for key, row in self.state.items() if key[1] < 4}
-        self._done("UPDATE {t} SET note = 'noted' WHERE k < 4", self.state | changed)
+        self._apply("UPDATE {t} SET note = 'noted' WHERE k < 4", self.state | changed)
 
     def _again(self) -> None:
         """Write rows as they are."""
-        self._done("UPDATE {t} SET amount = amount WHERE k < 5", self.state)
+        self._apply("UPDATE {t} SET amount = amount WHERE k < 5", self.state)
 
     def _replace(self) -> None:
         """Delete and insert rows of the same keys in one commit, one of them unchanged."""
-        _, number = self._some(1)[0]
-        held = {key: row for key, row in self.state.items() if key[1] == number}
-        rows = [self._row(key) for key in list(held)[1:]] + list(held.values())[:1]
-        left = {key: row for key, row in self.state.items() if key not in held}
+        _, number = self._choose_keys(1)[0]
+        replaced = {key: row for key, row in self.state.items() if key[1] == number}
+        rows = [self._row(key) for key in list(replaced)[1:]] + list(replaced.values())[:1]
+        left = {key: row for key, row in self.state.items() if key not in replaced}
         statement = f"INSERT INTO {{t}} REPLACE WHERE k = {number} {values(rows)}"
-        self._done(statement, left | keyed(rows))
+        self._apply(statement, left | map_by_key(rows))
 
     def _merge(self) -> None:
         """Delete, update and insert in one commit."""
-        gone, *kept = self._some(3)
-        rows = [self._row(key) for key in kept] + [self._row(("acme", next(self._numbers) + 20))]
-        state = {key: row for key, row in self.state.items() if key != gone} | keyed(rows)
+        deleted, *updated = self._choose_keys(3)
+        rows = [self._row(key) for key in updated] + [self._row(("acme", next(self._numbers) + 20))]
+        state = {key: row for key, row in self.state.items() if key != deleted} | map_by_key(rows)
         named = "t.tenant = s.tenant AND t.k = s.k"
-        marked = [*((row, "u") for row in rows), (self.state[gone], "d")]
+        marked = [*((row, "u") for row in rows), (self.state[deleted], "d")]
         statement = (
             f"MERGE INTO {{t}} t USING ({marked_values(marked)}) s ON {named} "
             "WHEN MATCHED AND s.op = 'd' THEN DELETE WHEN MATCHED THEN UPDATE SET * "
             "WHEN NOT MATCHED THEN INSERT *"
         )
-        self._done(statement, state)
+        self._apply(statement, state)
 
     def _both(self) -> None:
         """Delete a row and insert another one of its key, by one MERGE."""
-        key = self._some(1)[0]
+        key = self._choose_keys(1)[0]
         row = self._row(key)
         marked = [(self.state[key], "d"), (row, "i")]
         statement = (
@@ -175,7 +175,7 @@ class Dealings:
             "ON t.tenant = s.tenant AND t.k = s.k AND s.op = 'd' "
             "WHEN MATCHED THEN DELETE WHEN NOT MATCHED THEN INSERT *"
         )
-        self._done(statement, self.state | {key: row})
+        self._apply(statement, self.state | {key: row})
 
     def _move(self) -> None:
         """Move a row to the other tenant."""
@@ -184,18 +184,18 @@ class Dealings:
         state = dict(self.state)
         state["globex", number] = state.pop(("acme", number)) | {"tenant": "globex"}
         where = f"tenant = 'acme' AND k = {number}"
-        self._done(f"UPDATE {{t}} SET tenant = 'globex' WHERE {where}", state)
+        self._apply(f"UPDATE {{t}} SET tenant = 'globex' WHERE {where}", state)
 
     def _rekey(self) -> None:
         """Change keys, of which one becomes another's."""
         state = {(t, k + 1): row | {"k": k + 1} for (t, k), row in self.state.items()}
-        self._done("UPDATE {t} SET k = k + 1", state)
+        self._apply("UPDATE {t} SET k = k + 1", state)
 
     def _delete(self) -> None:
-        gone = self._some(2)
-        where = " OR ".join(f"(tenant = '{t}' AND k = {k})" for t, k in gone)
-        left = {key: row for key, row in self.state.items() if key not in gone}
-        self._done(f"DELETE FROM {{t}} WHERE {where}", left)
+        deleted = self._choose_keys(2)
+        where = " OR ".join(f"(tenant = '{t}' AND k = {k})" for t, k in deleted)
+        left = {key: row for key, row in self.state.items() if key not in deleted}
+        self._apply(f"DELETE FROM {{t}} WHERE {where}", left)
 
     def images(self, view: View, versions: range) -> list[tuple[Any, ...]]:
         """Image rows as tuples: tenant, version, ordinal, image, change, fields, row."""
@@ -221,8 +221,8 @@ class Dealings:
 
 def seen(state: State, view: View) -> State:
     """The state as the view has it."""
-    found = {key: view(row) for key, row in state.items()}
-    return {key: row for key, row in found.items() if row is not None}
+    rows = {key: view(row) for key, row in state.items()}
+    return {key: row for key, row in rows.items() if row is not None}
 
 
 def dealings(path: Path, run: Callable[[str], object], latest: Callable[[], int]) -> Dealings:
@@ -235,7 +235,7 @@ def dealings(path: Path, run: Callable[[str], object], latest: Callable[[], int]
     return model
 
 
-def keyed(rows: Sequence[Row]) -> State:
+def map_by_key(rows: Sequence[Row]) -> State:
     return {(row["tenant"], row["k"]): row for row in rows}
 
 

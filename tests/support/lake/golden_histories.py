@@ -37,11 +37,11 @@ class Kept:
             pytest.fail(f"{self.archive} is not there; write it: {WRITE}=1")
         with tarfile.open(self.archive) as archive:
             archive.extractall(self.path, filter="data")
-        told = json.loads((self.path / "history.json").read_text())
-        if told["by"] != _WRITTEN_BY:
-            pytest.fail(f"{self.archive} is of {told['by']}; write it again: {WRITE}=1")
+        history = json.loads((self.path / "history.json").read_text())
+        if history["by"] != _WRITTEN_BY:
+            pytest.fail(f"{self.archive} is of {history['by']}; write it again: {WRITE}=1")
         (self.path / "history.json").unlink()
-        self.steps = [(each["statements"], each["versions"]) for each in told["steps"]]
+        self.steps = [(each["statements"], each["versions"]) for each in history["steps"]]
 
     @property
     def archive(self) -> Path:
@@ -69,20 +69,20 @@ class Written:
         before = self.latest() if self.steps else -1
         for statement in statements:
             self.run(statement)
-        made = self.latest() - before
-        self.steps.append((list(statements), made))
-        return made
+        versions = self.latest() - before
+        self.steps.append((list(statements), versions))
+        return versions
 
     def keep(self, name: str, path: Path) -> None:
-        told = path / "history.json"
-        steps = [{"statements": each, "versions": made} for each, made in self.steps]
-        told.write_text(json.dumps({"by": _WRITTEN_BY, "steps": steps}, indent=1))
+        history = path / "history.json"
+        steps = [{"statements": each, "versions": versions} for each, versions in self.steps]
+        history.write_text(json.dumps({"by": _WRITTEN_BY, "steps": steps}, indent=1))
         archive_of(name).parent.mkdir(parents=True, exist_ok=True)
         with tarfile.open(archive_of(name), "w:xz") as archive:
             for file in sorted(path.rglob("*")):
                 if file.is_file():
-                    archive.add(file, str(file.relative_to(path)), filter=_nobodys)
-        told.unlink()
+                    archive.add(file, str(file.relative_to(path)), filter=_clear_owner)
+        history.unlink()
 
 
 def archive_of(name: str) -> Path:
@@ -93,7 +93,7 @@ def to_be_written() -> bool:
     return os.environ.get(WRITE) == "1"
 
 
-def _nobodys(entry: tarfile.TarInfo) -> tarfile.TarInfo:
+def _clear_owner(entry: tarfile.TarInfo) -> tarfile.TarInfo:
     entry.uid = entry.gid = 0
     entry.uname = entry.gname = ""
     return entry

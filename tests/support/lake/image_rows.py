@@ -71,30 +71,32 @@ class Trades:
     hysteresis: bool = True
 
     def state(self, version: int) -> dict[tuple[str, int], Any]:
-        held: dict[tuple[str, int], Any] = {}
+        amounts: dict[tuple[str, int], Any] = {}
         for commit in self.commits[: version + 1]:
-            held |= commit
-        return {key: amount for key, amount in held.items() if amount is not GONE}
+            amounts |= commit
+        return {key: amount for key, amount in amounts.items() if amount is not GONE}
 
     def tail(self, after: int, upto: int) -> list[dict[str, Any]]:
         return [row for version in range(after + 1, upto + 1) for row in self._changed(version)]
 
     def snapshot(self, version: int) -> list[dict[str, Any]]:
-        held = self.state(version)
-        return [self._row(key, held[key], ChangeKind.BASE, 1, version, 0) for key in sorted(held)]
+        return [
+            self._row(key, amount, ChangeKind.BASE, 1, version, 0)
+            for key, amount in sorted(self.state(version).items())
+        ]
 
     def _changed(self, version: int) -> Iterator[dict[str, Any]]:
         before, after = self.state(version - 1), self.state(version)
         ordinals: dict[str, int] = {}
         for key in sorted(self.commits[version]):
-            there = [image for image, held in enumerate((before, after)) if key in held]
-            if not there or (len(there) == 2 and before[key] == after[key]):
+            images = [image for image, state in enumerate((before, after)) if key in state]
+            if not images or (len(images) == 2 and before[key] == after[key]):
                 continue
             kind = {(0,): ChangeKind.DELETE, (1,): ChangeKind.INSERT}.get(
-                tuple(there), ChangeKind.UPDATE
+                tuple(images), ChangeKind.UPDATE
             )
             ordinal = ordinals[key[0]] = ordinals.get(key[0], -1) + 1
-            for image in there:
+            for image in images:
                 yield self._row(key, (before, after)[image][key], kind, image, version, ordinal)
 
     def _row(
@@ -169,10 +171,10 @@ class Alerts:
         """Bring the tenants' jobs to a version; with `gap`, by a snapshot for that reason."""
         sink = self.begin_run(to, *tenants)
         while True:
-            found = self.consume(sink, gap=gap)
-            left = [claim for claim in found.next_claims.values() if claim is not None]
+            retriever = self.consume(sink, gap=gap)
+            left = [claim for claim in retriever.next_claims.values() if claim is not None]
             if not left:
-                return found
+                return retriever
             sink = ConsumerClaims(log=self.log, claims=left)
 
     def consume(
@@ -203,7 +205,7 @@ class Alerts:
     def retriever(self, sink: ConsumerClaims, *, snapshot: bool) -> Retriever:
         range_ = sink.claims[0].step.range
         whole = snapshot or range_.initial
-        share = ConsumerScan(
+        scan = ConsumerScan(
             job=sink.job,
             registrations=sink.registrations,
             range=range_,
@@ -215,15 +217,15 @@ class Alerts:
         )
         after, upto = range_.from_.version, range_.to.version
         rows = self.trades.snapshot(upto) if whole else self.trades.tail(after, upto)
-        coming: queue.Queue[Any] = queue.Queue()
-        for some in self.shuffle([rows[: len(rows) // 2], rows[len(rows) // 2 :]]):
-            coming.put(pa.Table.from_pylist(some, SCHEMA))
-        coming.put(None)
+        messages: queue.Queue[Any] = queue.Queue()
+        for half in self.shuffle([rows[: len(rows) // 2], rows[len(rows) // 2 :]]):
+            messages.put(pa.Table.from_pylist(half, SCHEMA))
+        messages.put(None)
         return Retriever(
-            scan=share,
+            scan=scan,
             move_watermarks=sink.move_watermarks,
             find_lost_tenants=sink.find_lost_tenants,
-            messages=coming,
+            messages=messages,
         )
 
     def events(self) -> list[tuple[str, str, str, int]]:

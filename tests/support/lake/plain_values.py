@@ -94,10 +94,10 @@ def _map(type_: Any, value: Any, *, nulls: bool) -> Any:
         return None if nulls else ()
     pairs = value.items() if isinstance(value, Mapping) else value
     types = (type_.key_type, type_.item_type)
-    made = [
+    plain_pairs = [
         tuple(plain(t, v, nulls=nulls) for t, v in zip(types, each, strict=True)) for each in pairs
     ]
-    return tuple(sorted(made, key=repr))
+    return tuple(sorted(plain_pairs, key=repr))
 
 
 def _nested(type_: pa.DataType) -> Callable[..., Any] | None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from dataclasses import dataclass, field
+from decimal import Decimal
 from itertools import count
 from typing import Any
 
@@ -14,24 +15,24 @@ from iscp_dagster import FullText, Mirror, SourceTable, Vector
 from iscp_dagster.clickhouse.connect.endpoint import ClickHouseEndpoint
 from iscp_dagster.clickhouse.tables.ddl import IndexShape
 from iscp_dagster.clickhouse.tables.indexes import IndexStore
-from iscp_dagster.model.declared.schema import Array, Decimal, DeltaField, Primitive
+from iscp_dagster.model.declared.schema import Array, Primitive
 from iscp_dagster.serve.access import FileAccess, OpenAccess
 from iscp_dagster.serve.catalog import read_catalog
 from iscp_dagster.serve.graph.schemas import SchemaCache
 from iscp_dagster.serve.web.app import GraphQLServerSettings, create_app
 from iscp_dagster.serve.web.graphql_http import HttpBounds
-from support.lake.row_writer import write
+from support.lake.row_writer import MICROS, add_system_columns, make_fields, write
 
 NUMBERS = count()
-FIELDS = (
-    DeltaField(name="customer", type=Primitive("string")),
-    DeltaField(name="id", type=Primitive("long")),
-    DeltaField(name="body", type=Primitive("string")),
-    DeltaField(name="price", type=Decimal(10, 2)),
-    DeltaField(name="opened at", type=Primitive("timestamp")),
-    DeltaField(name="ratio", type=Primitive("double")),
-    DeltaField(name="photo", type=Primitive("binary")),
-    DeltaField(name="v", type=Array(element=Primitive("float"))),
+FIELDS = make_fields(
+    customer="string",
+    id="long",
+    body="string",
+    price="decimal(10,2)",
+    **{"opened at": "timestamp"},
+    ratio="double",
+    photo="binary",
+    v=Array(element=Primitive("float")),
 )
 TICKETS = [
     ("acme", 1, "the printer is on fire", "1.50", 0, 0.5, b"\xff\x00", [1.0, 0.0]),
@@ -47,18 +48,11 @@ def table_of(rows: list[tuple[Any, ...]], version: int = 1) -> pa.Table:
     """Return the rows as a run writes them."""
     types = [pa.string(), pa.int64(), pa.string(), pa.decimal128(10, 2)]
     types += [pa.timestamp("us", "UTC"), pa.float64(), pa.binary(), pa.list_(pa.float32())]
-    from decimal import Decimal as Exact
-
     columns = list(zip(*rows, strict=True))
-    columns[3] = [None if each is None else Exact(each) for each in columns[3]]
+    columns[3] = [None if each is None else Decimal(each) for each in columns[3]]
     arrays = [pa.array(values, type_) for values, type_ in zip(columns, types, strict=True)]
-    system = {
-        "_version": pa.array([version] * len(rows), pa.int64()),
-        "_timestamp": pa.array([1_700_000_000_000_000 + version] * len(rows), pa.int64()),
-        "_deleted": pa.array([False] * len(rows), pa.bool_()),
-    }
-    named = {each.name: array for each, array in zip(FIELDS, arrays, strict=True)}
-    return pa.table(named | system)
+    table = {each.name: array for each, array in zip(FIELDS, arrays, strict=True)}
+    return add_system_columns(table, version=version, micros=MICROS + version)
 
 
 @dataclass

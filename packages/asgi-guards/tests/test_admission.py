@@ -1,4 +1,4 @@
-"""Which requests the guard lets in."""
+"""The requests that the guard admits."""
 
 import re
 from pathlib import Path
@@ -90,21 +90,23 @@ def test_a_page_behind_a_proxy_is_its_own(host, origin):
 )
 def test_a_page_elsewhere_is_not(host, origin):
     ui = client(hosts=frozenset({"dagster.example"}), hosts_setting="ALLOWED_HOSTS")
-    refused = ui.post("/graphql", headers={"Host": host, "Origin": origin})
-    assert refused.status_code == 403
-    assert "open this server's own address." in refused.text or "add the name to" in refused.text
+    answer = ui.post("/graphql", headers={"Host": host, "Origin": origin})
+    assert answer.status_code == 403
+    assert "Host" in answer.text or "Origin" in answer.text
 
 
-def test_a_refused_page_is_told_the_setting_that_allows_it():
+def test_a_refusal_names_the_setting_that_allows_the_request():
     server = client(hosts_setting="ALLOWED_HOSTS", origins_setting="ALLOWED_ORIGINS")
-    for headers in ({"Origin": "http://evil.example"}, {"Sec-Fetch-Site": "cross-site"}):
-        refused = server.get("/ping", headers={"Host": "10.0.0.7:3000", **headers})
-        assert refused.status_code == 403
-        assert "add that page's origin to ALLOWED_ORIGINS." in refused.text
-    rebound = {"Host": "evil.example"}
-    assert "or add the name to ALLOWED_HOSTS." in server.get("/ping", headers=rebound).text
-    unnamed = client().get("/ping", headers=rebound)
-    assert "use the address that it listens on." in unnamed.text
+    for headers, setting in (
+        ({"Origin": "http://evil.example"}, "ALLOWED_ORIGINS"),
+        ({"Sec-Fetch-Site": "cross-site"}, "ALLOWED_ORIGINS"),
+        ({"Host": "evil.example"}, "ALLOWED_HOSTS"),
+    ):
+        request = {"headers": {"Host": "10.0.0.7:3000", **headers}}
+        answer = server.get("/ping", **request)
+        assert (answer.status_code, setting in answer.text) == (403, True)
+        unnamed = client().get("/ping", **request)
+        assert (unnamed.status_code, "ALLOWED" in unnamed.text) == (403, False)
 
 
 def test_names_are_read_from_a_setting():
@@ -114,9 +116,10 @@ def test_names_are_read_from_a_setting():
 
 
 @pytest.mark.parametrize("text", ["*", "null", "board.example", "https://a.example/path"])
-def test_what_is_no_origin_is_refused(text):
-    with pytest.raises(ValueError, match="scheme://host"):
+def test_an_invalid_origin_is_refused(text):
+    with pytest.raises(ValueError, match=re.escape(text)) as caught:
         parse_origins(text)
+    assert type(caught.value) is ValueError
 
 
 def test_the_example_of_the_readme():

@@ -22,8 +22,8 @@ async def size(scope, receive, send):
     await send({"type": "http.response.body", "body": b"%d bytes" % count})
 
 
-def asked(served, *parts):
-    """What is answered to a request of these parts; each is repeated for as long as it is read."""
+def exchange(served, *parts):
+    """The answer to a request of these parts, which are sent as long as they are read."""
     with socket.create_connection(("127.0.0.1", served.port), 20) as connection:
         with suppress(OSError):
             for part in parts:
@@ -53,16 +53,16 @@ CHUNKED = HEAD + b"Transfer-Encoding: chunked\r\n\r\n"
 )
 def test_a_head_without_end_is_refused(parts):
     with run_server(size, **make_uvicorn_options()) as served:
-        answer = asked(served, *parts)
+        answer = exchange(served, *parts)
         assert b" 200 " not in answer
-        assert b"1 bytes" in asked(served, HEAD, b"Content-Length: 1\r\n\r\nx")
+        assert b"1 bytes" in exchange(served, HEAD, b"Content-Length: 1\r\n\r\nx")
 
 
-def test_a_head_within_the_bounds_and_any_body_are_taken():
+def test_a_head_within_the_bounds_and_any_body_are_accepted():
     large = b"x: " + b"y" * (MOST_HEAD - 1_000) + b"\r\n"
     body = b"%x\r\n" % len(PIECE) + PIECE + b"\r\n"
     with run_server(size, **make_uvicorn_options()) as served:
-        answer = asked(served, HEAD, large, b"Content-Length: 1000000\r\n\r\n", b"z" * 1_000_000)
+        answer = exchange(served, HEAD, large, b"Content-Length: 1000000\r\n\r\n", b"z" * 1_000_000)
         assert b"1000000 bytes" in answer
-        answer = asked(served, CHUNKED, *[body] * 100, b"0\r\n\r\n")
+        answer = exchange(served, CHUNKED, *[body] * 100, b"0\r\n\r\n")
         assert b"1638400 bytes" in answer

@@ -11,7 +11,7 @@ from chdb_http.engine.reach import check_reach
 from chdb_http.sql.errors import EngineError
 from chdb_http.sql.pieces import PIECE, is_found, remove_escapes
 
-BEGUN = re.compile(rb"[{,.]\s*\Z")
+OPENING = re.compile(rb"[{,.]\s*\Z")
 DOTS = re.compile(rb"file|[{,]\s*\.")
 
 
@@ -21,25 +21,25 @@ DOTS = re.compile(rb"file|[{,]\s*\.")
 @example(PIECE - 2, b"file")
 @example(PIECE + 62, b"file")
 @example(2 * PIECE - 1, b"{.")
-def test_what_is_there_is_found_wherever_it_lies(before, what):
-    assert is_found(DOTS, b"x" * before + what + b"x" * 100, BEGUN)
+def test_a_match_is_found_at_any_position(before, match):
+    assert is_found(DOTS, b"x" * before + match + b"x" * 100, OPENING)
 
 
 @given(st.integers(0, 3 * PIECE), st.integers(0, 3 * PIECE))
 def test_a_match_longer_than_a_piece_is_found(before, blanks):
-    assert is_found(DOTS, b"x" * before + b"{" + b" " * blanks + b".", BEGUN)
+    assert is_found(DOTS, b"x" * before + b"{" + b" " * blanks + b".", OPENING)
 
 
 @given(st.integers(0, 3 * PIECE))
-def test_what_is_not_there_is_not_found(size):
+def test_a_text_without_a_match_has_none(size):
     text = b"y" * size + b"{x"
-    assert not is_found(DOTS, text, BEGUN)
-    assert not is_found(DOTS, b"a.", BEGUN)
-    assert not is_found(DOTS, b"", BEGUN)
+    assert not is_found(DOTS, text, OPENING)
+    assert not is_found(DOTS, b"a.", OPENING)
+    assert not is_found(DOTS, b"", OPENING)
 
 
 @given(st.lists(st.sampled_from([b"\\", b"a", b"\\\\", b"'"])).map(b"".join))
-def test_unescaped_text_is_what_the_expression_gives(value):
+def test_escapes_are_removed_as_by_the_expression(value):
     assert remove_escapes(value) == re.sub(rb"\\(.)", rb"\1", value, flags=re.DOTALL)
 
 
@@ -59,10 +59,10 @@ FOLDERS = (Path("/data/user_files"),)
 )
 @pytest.mark.parametrize("call", [b"file('%b')", b"deltaLakeLocal('%b')", b"`file`('%b')"])
 def test_no_long_path_leads_outside(inner, call):
-    with pytest.raises(EngineError) as refused:
+    with pytest.raises(EngineError) as caught:
         check_reach(b"SELECT * FROM " + call % inner, FOLDERS)
-    assert refused.value.number == 291
-    assert len(str(refused.value)) < 1_000
+    assert caught.value.number == 291
+    assert len(str(caught.value)) < 1_000
 
 
 @pytest.mark.parametrize("call", [b"file('in.csv')", b"`file`('/data/user_files/a')"])
@@ -72,5 +72,5 @@ def test_a_statement_that_names_a_file_inside_reads_files(call):
 
 
 @pytest.mark.parametrize("inner", [b"https://x.example/a?b=c... " * 9_000, b"0.1,0.2," * LONG])
-def test_long_data_is_data(inner):
+def test_long_data_is_no_path(inner):
     check_reach(b"SELECT 'file', '" + inner + b"'", FOLDERS)

@@ -25,8 +25,8 @@ def test_the_horizon_is_that_of_an_endpoint_that_fails_until_it_is_disabled():
 
 
 @pytest.mark.parametrize("window", [timedelta(hours=24), HORIZON])
-def test_a_window_within_the_horizon_is_refused_with_the_number(window):
-    with pytest.raises(ValueError, match=r"not longer than 5 days, 12:02:00, for which"):
+def test_a_window_within_the_horizon_is_refused(window):
+    with pytest.raises(ValueError, match=f"{window}.*{HORIZON}"):
         Deduplicator(MemoryStore(), window=window)
     Deduplicator(MemoryStore(), window=window, horizon=timedelta(hours=1))
 
@@ -37,7 +37,7 @@ def test_a_full_memory_refuses_and_forgets_nothing():
     for event in ("a", "b"):
         with deduplicator.claim(event):
             pass
-    with pytest.raises(StoreFullError, match="2 events are remembered"):
+    with pytest.raises(StoreFullError, match=r"\b2\b.*most="):
         deduplicator.claim("c")
     assert deduplicator.claim("a").duplicate
     assert len(store) == 2
@@ -65,23 +65,23 @@ POSITIONS = st.lists(st.tuples(st.sampled_from("ab"), st.integers(0, 120)), max_
 
 
 @given(POSITIONS, st.booleans())
-def test_the_newest_position_of_a_key_wins(told, as_text):
+def test_the_newest_position_of_a_key_wins(positions, as_text):
     newest, model = NewestPositions(), {}
-    for key, position in told:
-        taken = newest.accept(key, str(position) if as_text else position)
-        assert taken == (position > model.get(key, -1))
+    for key, position in positions:
+        accepted = newest.accept(key, str(position) if as_text else position)
+        assert accepted == (position > model.get(key, -1))
         model[key] = max(position, model.get(key, -1))
 
 
 @given(st.lists(st.tuples(st.sampled_from("abc"), st.integers(1, 3)), max_size=12), st.data())
 def test_connecting_again_at_an_older_cursor_takes_nothing_twice(steps, data):
-    """Changes with growing timestamps are told, some of them again after each reconnection."""
+    """Changes have growing timestamps, and some come again after each reconnection."""
     changes = [(key, at) for at, (key, _) in enumerate(steps, start=1)]
     newest, taken, start = NewestPositions(), [], 0
     while start < len(changes):
         end = data.draw(st.integers(start + 1, len(changes)))
         again = data.draw(st.integers(0, start))
-        taken += [each for each in changes[again:end] if newest.accept(*each)]
+        taken += [change for change in changes[again:end] if newest.accept(*change)]
         start = end
     assert taken == changes
 
@@ -101,14 +101,14 @@ def test_a_snapshot_resets_what_is_known():
     assert not newest.accept("a", 7)
 
 
-def test_what_a_saved_cursor_settles_is_forgotten():
+def test_positions_up_to_a_saved_cursor_are_forgotten():
     newest = NewestPositions()
     assert all(newest.accept(key, at) for key, at in {"a": 1, "b": 2, "c": 3}.items())
     assert newest.forget_upto("2") == 2
     assert (len(newest), newest.accept("c", 3), newest.accept("c", 4)) == (1, False, True)
 
 
-@pytest.mark.parametrize("said", ["", "1.5", "-1", 1.5, None, True, "٣"])
-def test_a_position_that_is_no_integer_is_refused(said):
-    with pytest.raises(ValueError, match="not a whole number of nanoseconds"):
-        NewestPositions().accept("a", said)
+@pytest.mark.parametrize("position", ["", "1.5", "-1", 1.5, None, True, "٣"])
+def test_a_position_that_is_no_integer_is_refused(position):
+    with pytest.raises(ValueError, match="ts_timestamp"):
+        NewestPositions().accept("a", position)

@@ -33,7 +33,7 @@ def page(tmp_path, monkeypatch):
     names["engine"].dispose()
 
 
-def delivered(page, body, event_id="e1", secret=SECRET):
+def deliver(page, body, event_id="e1", secret=SECRET):
     at = datetime.now(timezone.utc)
     signed = Webhook(secret).sign(event_id, at, body.decode())
     headers = {
@@ -45,18 +45,18 @@ def delivered(page, body, event_id="e1", secret=SECRET):
 
 
 def test_the_receiver_handles_what_is_signed_once(page):
-    assert [delivered(page, b'{"event_id":"e1"}') for _ in range(3)] == [204, 204, 204]
+    assert [deliver(page, b'{"event_id":"e1"}') for _ in range(3)] == [204, 204, 204]
     assert page["handled"] == [{"event_id": "e1"}]
     other = f"whsec_{base64.b64encode(b'1' * 24).decode()}"
-    assert delivered(page, b"{}", event_id="e2", secret=other) == 401
+    assert deliver(page, b"{}", event_id="e2", secret=other) == 401
 
 
-def test_what_the_receiver_failed_to_handle_is_handled_by_the_next_delivery(page):
+def test_an_event_that_the_receiver_failed_to_handle_is_handled_at_the_next_delivery(page):
     page["handle"] = lambda _: 1 / 0
     with pytest.raises(ZeroDivisionError):
-        delivered(page, b"{}", event_id="e3")
+        deliver(page, b"{}", event_id="e3")
     page["handle"] = page["handled"].append
-    assert (delivered(page, b"{}", event_id="e3"), page["handled"]) == (204, [{}])
+    assert (deliver(page, b"{}", event_id="e3"), page["handled"]) == (204, [{}])
 
 
 def test_the_booking_is_written_once(page):
@@ -72,13 +72,13 @@ def test_the_events_of_a_batch_are_handled_once(page):
     batch = json.dumps({"data": [{"event_id": "a"}, {"event_id": "b"}]}).encode()
     page["receive_batch"](batch)
     page["receive_batch"](batch)
-    assert [each["event_id"] for each in page["handled"]] == ["a", "b"]
+    assert [event["event_id"] for event in page["handled"]] == ["a", "b"]
 
 
 def test_the_subscriber_takes_each_change_once(page):
     def message(at, operation="UPDATE"):
         return {"operation": operation, "data": {"id": 1}, "ts_timestamp": at}
 
-    for each in (message("9"), message("10"), message("9"), message(None, "PROGRESS")):
-        page["take"](each)
-    assert [each["ts_timestamp"] for each in page["handled"]] == ["9", "10"]
+    for change in (message("9"), message("10"), message("9"), message(None, "PROGRESS")):
+        page["take"](change)
+    assert [change["ts_timestamp"] for change in page["handled"]] == ["9", "10"]

@@ -34,9 +34,9 @@ def engine(request, tmp_path):
         url = f"sqlite:///{tmp_path}/shop.db"
     else:
         url = request.getfixturevalue("postgres")
-    made = prepare_engine(open_engine(url, SHOP), SHOP)
-    yield made
+    engine = prepare_engine(open_engine(url, SHOP), SHOP)
+    yield engine
     tables = sa.MetaData()
-    tables.reflect(made)
-    tables.drop_all(made)
-    made.dispose()
+    tables.reflect(engine)
+    tables.drop_all(engine)
+    engine.dispose()

@@ -1,4 +1,4 @@
-"""Rows that a statement is given, and the tables that are made for them."""
+"""Rows as a parameter of a statement, and the creation of tables."""
 
 from concurrent.futures import ThreadPoolExecutor
 from datetime import datetime, timedelta, timezone
@@ -28,7 +28,8 @@ ROWS = [
 ]
 
 
-def rows_of(engine, rows, names=NAMES):
+def select_rows(engine, rows, names=NAMES):
+    """Send the rows as a parameter, and select them."""
     columns = [PRICES.c[name] for name in names]
     with begin_transaction(engine, writes=False) as connection:
         table = build_rows_table(connection.dialect, columns, rows)
@@ -36,20 +37,20 @@ def rows_of(engine, rows, names=NAMES):
 
 
 def test_rows_are_a_table_of_their_values(engine):
-    assert sorted(rows_of(engine, ROWS), key=lambda row: row["item"]) == ROWS
-    assert rows_of(engine, []) == []
+    assert sorted(select_rows(engine, ROWS), key=lambda row: row["item"]) == ROWS
+    assert select_rows(engine, []) == []
 
 
 def test_only_the_named_columns_of_a_row_are_sent(engine):
-    assert rows_of(engine, [ROWS[0] | {"more": object()}], ["price"]) == [{"price": 3}]
+    assert select_rows(engine, [ROWS[0] | {"more": object()}], ["price"]) == [{"price": 3}]
 
 
 def test_many_rows_are_one_parameter(engine):
     rows = [{"item": str(number), "price": number, "share": 1.5} for number in range(40_000)]
-    assert len(rows_of(engine, rows)) == len(rows)
+    assert len(select_rows(engine, rows)) == len(rows)
 
 
-def test_rows_are_inserted_unless_they_are_there(engine):
+def test_rows_are_inserted_unless_they_exist(engine):
     ensure_tables(engine, METADATA, lock=LOCK)
     for rows in (ROWS[:1], [ROWS[0] | {"price": 9}, ROWS[1]]):
         with begin_transaction(engine, writes=True) as connection:
@@ -62,34 +63,34 @@ def test_rows_are_inserted_unless_they_are_there(engine):
     assert sorted(kept) == [("pear", 3), ("plüm '\"\\", None)]
 
 
-def test_a_time_of_any_zone_is_compared_with_those_that_are_kept(engine):
+def test_a_time_of_any_zone_is_compared_with_stored_times(engine):
     ensure_tables(engine, METADATA, lock=LOCK)
     noon = datetime(2025, 6, 18, 12, 0, 0, 5, tzinfo=timezone.utc)
-    there = noon.astimezone(timezone(timedelta(hours=2)))
+    elsewhere = noon.astimezone(timezone(timedelta(hours=2)))
     with begin_transaction(engine, writes=True) as connection:
         kept = noon if engine.dialect.name == "postgresql" else noon.replace(tzinfo=None)
         connection.execute(sa.insert(PRICES), {"item": "pear", "at": kept})
-        table = build_rows_table(connection.dialect, [PRICES.c.at], [{"at": there}])
-        found = sa.select(PRICES.c.item).join(table, table.c.at == PRICES.c.at)
-        assert connection.scalars(found).all() == ["pear"]
+        table = build_rows_table(connection.dialect, [PRICES.c.at], [{"at": elsewhere}])
+        items = sa.select(PRICES.c.item).join(table, table.c.at == PRICES.c.at)
+        assert connection.scalars(items).all() == ["pear"]
 
 
-def test_a_nul_is_written_out():
+def test_a_nul_is_escaped():
     assert escape_nul("a\0b\\") == "a\\0b\\"
 
 
-def test_tables_and_indexes_are_made_by_whoever_comes_first(engine):
+def test_concurrent_processes_create_tables_and_indexes_once(engine):
     with ThreadPoolExecutor(4) as pool:
         list(pool.map(lambda _: ensure_tables(engine, METADATA, lock=LOCK), range(4)))
     with engine.connect() as connection:
-        found = sa.inspect(connection)
-        assert found.get_table_names() == ["prices"]
-        assert [index["name"] for index in found.get_indexes("prices")] == ["prices_by_price"]
+        inspector = sa.inspect(connection)
+        assert inspector.get_table_names() == ["prices"]
+        assert [index["name"] for index in inspector.get_indexes("prices")] == ["prices_by_price"]
         if engine.dialect.name == "sqlite":
             assert connection.exec_driver_sql("PRAGMA journal_mode").scalar() == "wal"
 
 
-def test_a_column_that_another_version_had_not_is_found(engine):
+def test_a_column_that_another_version_lacked_is_found(engine):
     assert find_missing_column(engine, METADATA) is None
     with begin_transaction(engine, writes=True) as connection:
         connection.exec_driver_sql("CREATE TABLE prices (item TEXT, price INTEGER, at TEXT)")
@@ -100,6 +101,6 @@ def test_a_column_that_another_version_had_not_is_found(engine):
 
 
 @pytest.mark.parametrize("column", ["item", "share"])
-def test_what_is_no_json_is_refused_before_it_is_sent(engine, column):
+def test_a_value_that_is_no_json_is_refused_before_it_is_sent(engine, column):
     with pytest.raises(TypeError):
-        rows_of(engine, [ROWS[0] | {column: object()}])
+        select_rows(engine, [ROWS[0] | {column: object()}])

@@ -1,8 +1,8 @@
 """A newcomer's first hour, in a fresh clone with an empty HOME: the demo, then the quickstart.
 
 The clone has the files of the work tree that git tracks or would add. It uses the Python that runs
-the tests, which the launcher has set up: another set-up would show nothing new. Its demo loads the
-smaller half of the distributions, which takes a quarter of the time.
+the tests, which the launcher has set up: another set-up would show nothing new. Its demo loads half
+of the distributions, with less than a quarter of the rows.
 """
 
 from __future__ import annotations

@@ -26,11 +26,12 @@ from iscp_dagster.model.jobs import Job, JobID
 from iscp_dagster.model.specs import ConsumerInfo, IterationDetail, JobSpec, TriggerSpec
 from iscp_dagster.model.states import Event, JobState
 from support.lake.delta_tables import Table, deployment_at
-from support.paths import ROOT
+from support.paths import PACKAGES, ROOT
 from support.services.stack import clean_environment
 from support.spark.fake_spark import NearSpark
 
-LEASES = {"run": 12.0, "queued": 12.0, "runner": 12.0, "unseen": 12.0}
+LEASE_SECONDS = 8.0
+LEASES = dict.fromkeys(("run", "queued", "runner", "unseen"), LEASE_SECONDS)
 DEADLINE, POLL_SECONDS = 200.0, 0.3
 INSTANCE = """
 telemetry:
@@ -58,7 +59,7 @@ class Dagsters:
         config = self.config | {"name": name, "home": str(home), "parent": os.getpid()}
         file = self.folder / f"{name}.json"
         file.write_text(json.dumps(config))
-        path = os.pathsep.join(map(str, (ROOT, ROOT / "tests")))
+        path = os.pathsep.join(map(str, (ROOT, ROOT / "tests", *PACKAGES)))
         environment = clean_environment(home) | {"DAGSTER_HOME": str(home), "PYTHONPATH": path}
         with (self.folder / f"{name}.log").open("ab") as out:
             child = subprocess.Popen(
@@ -70,21 +71,21 @@ class Dagsters:
         self.started.append(child)
         return child
 
-    def told(self, what: str, **of: Any) -> list[dict[str, Any]]:
+    def read_events(self, what: str, **fields: Any) -> list[dict[str, Any]]:
         lines = Path(self.config["told"]).read_bytes().splitlines()
-        found = [each for each in map(json.loads, lines) if each["what"] == what]
-        return [each for each in found if of.items() <= each.items()]
+        events = [each for each in map(json.loads, lines) if each["what"] == what]
+        return [each for each in events if fields.items() <= each.items()]
 
-    def until(self, true: Callable[[], Any]) -> Any:
+    def wait_until(self, get_value: Callable[[], Any]) -> Any:
         end = time.monotonic() + DEADLINE
-        while not (found := true()):
-            assert time.monotonic() < end, self.state()
+        while not (value := get_value()):
+            assert time.monotonic() < end, self.describe_state()
             dead = [each.pid for each in self.started if each.poll() not in {None, -signal.SIGKILL}]
-            assert not dead, self.state()
+            assert not dead, self.describe_state()
             time.sleep(POLL_SECONDS)
-        return found
+        return value
 
-    def state(self) -> str:
+    def describe_state(self) -> str:
         logs = [f"{file.name}: {file.read_text()[-2_000:]}" for file in self.folder.glob("*.log")]
         lines = Path(self.config["told"]).read_text().splitlines()[-30:]
         return "\n".join([str(self.job()), *lines, *logs])
@@ -98,18 +99,18 @@ class Dagsters:
         idle = job.state is JobState.COMPLETED and job.status.code == 0
         return idle and job.watermark.version == self.table.version
 
-    def looks(self, child: subprocess.Popen[bytes], since: int) -> bool:
-        return len(self.told("looks", pid=child.pid)) > since
+    def has_looked(self, child: subprocess.Popen[bytes], since: int) -> bool:
+        return len(self.read_events("looks", pid=child.pid)) > since
 
-    def begun_by(self, children: list[subprocess.Popen[bytes]], ends: list[int]) -> Any:
+    def await_consumer(self, children: list[subprocess.Popen[bytes]], ends: list[int]) -> Any:
         """Return the child that consumes that range, held at its gate."""
-        (found,) = self.until(lambda: self.told("begins", ends=ends))[-1:]
-        return next(each for each in children if each.pid == found["pid"])
+        (event,) = self.wait_until(lambda: self.read_events("begins", ends=ends))[-1:]
+        return next(each for each in children if each.pid == event["pid"])
 
-    def held(self, child: subprocess.Popen[bytes]) -> Path:
+    def gate_of(self, child: subprocess.Popen[bytes]) -> Path:
         return self.folder / f"hold-{child.pid}"
 
-    def lease(self, run_id: str) -> float:
+    def read_lease(self, run_id: str) -> float:
         engine = self.table.deployment.log.engine
         with engine.connect() as connection:
             chosen = sa.select(ISCP_LEASES.c.until).where(ISCP_LEASES.c.name == run_id)
@@ -122,22 +123,22 @@ def world(stack, new_postgres, tmp_path):
     log.ensure()
     deployment = deployment_at(stack.clickhouse_url, stack.spark_remote, tmp_path, log=log)
     table = Table.make(deployment, writer=NearSpark())
-    told = tmp_path / "told"
-    told.touch()
+    events = tmp_path / "events"
+    events.touch()
     config = {
         "log": log.engine.url.render_as_string(hide_password=False),
         "clickhouse": stack.clickhouse_url,
         "spark": stack.spark_remote,
         "lake": deployment.lake,
         "table": table.source.name,
-        "told": str(told),
+        "told": str(events),
         "leases": LEASES,
     }
     world = Dagsters(folder=tmp_path, table=table, config=config)
     name = JobID(db=table.source.database, table=table.source.table, job="kept")
     info = ConsumerInfo(
         type="support.services.dagster_process:Gated", db=name.db, table=name.table, job="kept",
-        options={"told": str(told)},
+        options={"told": str(events)},
     )  # fmt: skip
     spec = JobSpec(trigger=TriggerSpec(job_type="greedy"), detail=IterationDetail(consumer=info))
     table.insert(1)
@@ -151,37 +152,41 @@ def world(stack, new_postgres, tmp_path):
 def test_each_range_is_consumed_once_whoever_dies_or_stands_still(world):  # noqa: PLR0915
     table = world.table
     one, _ = children = [world.start("one"), world.start("two")]
-    world.until(world.in_step)
-    for number in range(2, 5):
+    world.wait_until(world.in_step)
+    for number in (2, 3):
         table.insert(number)
-        world.until(world.in_step)
-    dispatched = {each["pid"] for each in world.told("looks") if each["requests"]}
+        world.wait_until(world.in_step)
+    dispatched = {each["pid"] for each in world.read_events("looks") if each["requests"]}
     assert len(dispatched) == 1, "one looks after the table"
     idle = next(each for each in children if each.pid not in dispatched)
-    world.until(lambda: any("stands by" in e["skipped"] for e in world.told("looks", pid=idle.pid)))
+    world.wait_until(
+        lambda: any("stands by" in e["skipped"] for e in world.read_events("looks", pid=idle.pid))
+    )
 
     # A working run is left alone, however long it takes.
     for child in children:
-        world.held(child).touch()
-    table.insert(5)
+        world.gate_of(child).touch()
+    table.insert(4)
     ends = [table.version - 1, table.version]
-    busy = world.begun_by(children, ends)
+    busy = world.await_consumer(children, ends)
     before = world.job()
-    first = world.lease(before.run_id)
-    seen = {child.pid: len(world.told("looks", pid=child.pid)) for child in children}
-    world.until(lambda: world.lease(before.run_id) - first > 2 * LEASES["run"])
-    world.until(lambda: all(world.looks(child, seen[child.pid] + 5) for child in children))
+    first = world.read_lease(before.run_id)
+    seen = {child.pid: len(world.read_events("looks", pid=child.pid)) for child in children}
+    world.wait_until(lambda: world.read_lease(before.run_id) - first > LEASE_SECONDS)
+    world.wait_until(
+        lambda: all(world.has_looked(child, seen[child.pid] + 2) for child in children)
+    )
     assert (world.job().seq, world.job().run_id) == (before.seq, before.run_id)
 
     # It is killed there; another Dagster goes on, and its own ends the run when it is back.
     busy.kill()
     busy.wait()
     heir = next(each for each in children if each is not busy)
-    world.held(heir).unlink()
-    world.until(world.in_step)
+    world.gate_of(heir).unlink()
+    world.wait_until(world.in_step)
     lost = [e for e in table.deployment.log.read_history() if e.event is Event.RECOVER]
     assert [(each.code, each.cut) for each in lost] == [(RunGoneError.code, True)]
-    assert {each["pid"] for each in world.told("takes", ends=ends)} == {heir.pid}
+    assert {each["pid"] for each in world.read_events("takes", ends=ends)} == {heir.pid}
     name = "one" if busy is one else "two"
     back = world.start(name)
     children = [heir, back]
@@ -190,31 +195,31 @@ def test_each_range_is_consumed_once_whoever_dies_or_stands_still(world):  # noq
         with DagsterInstance.from_config(str(world.folder / name)) as instance:
             return instance.get_run_by_id(before.run_id).status is DagsterRunStatus.FAILURE
 
-    world.until(orphan_ended)
+    world.wait_until(orphan_ended)
 
     # It is stopped and resumed; its consumer gets nothing that another run has taken.
     for child in children:
-        world.held(child).touch()
-    table.insert(6)
+        world.gate_of(child).touch()
+    table.insert(5)
     ends = [table.version - 1, table.version]
-    stopped = world.begun_by(children, ends)
+    stopped = world.await_consumer(children, ends)
     stopped.send_signal(signal.SIGSTOP)
     other = next(each for each in children if each is not stopped)
-    world.held(other).unlink()
-    world.until(world.in_step)
-    world.held(stopped).unlink()
+    world.gate_of(other).unlink()
+    world.wait_until(world.in_step)
+    world.gate_of(stopped).unlink()
     stopped.send_signal(signal.SIGCONT)
-    world.until(lambda: world.told("refused", pid=stopped.pid, ends=ends))
-    assert {each["pid"] for each in world.told("takes", ends=ends)} == {other.pid}
+    world.wait_until(lambda: world.read_events("refused", pid=stopped.pid, ends=ends))
+    assert {each["pid"] for each in world.read_events("takes", ends=ends)} == {other.pid}
     late, heir_of_it = (
-        world.told("begins", pid=child.pid, ends=ends)[-1] for child in (stopped, other)
+        world.read_events("begins", pid=child.pid, ends=ends)[-1] for child in (stopped, other)
     )
     assert late["fence"] < heir_of_it["fence"]
-    table.insert(7)
-    world.until(world.in_step)
+    table.insert(6)
+    world.wait_until(world.in_step)
 
     # Every row was taken once, range after range.
-    taken = [each for each in world.told("takes") if each["ids"]]
-    assert sorted(key for each in taken for key in each["ids"]) == [1, 2, 3, 4, 5, 6, 7]
+    taken = [each for each in world.read_events("takes") if each["ids"]]
+    assert sorted(key for each in taken for key in each["ids"]) == [1, 2, 3, 4, 5, 6]
     assert all(a["ends"][1] == b["ends"][0] for a, b in pairwise(taken))
     assert [a["fence"] for a in taken] == sorted({a["fence"] for a in taken})

@@ -91,7 +91,7 @@ def iscp(environ, command_line):
 def attempt(outbox, status, outcome, text=""):
     """Answer all that is due, as a sender does."""
     outbox.take_leases(["alerts"], "sender", 60)
-    batches = outbox.claim("alerts", room=100, busy=())
+    batches = outbox.prepare_work("alerts", room=100, busy=())
     messages = [message for batch in batches for message in batch.messages]
     results = [result(outbox, message, outcome, status, text) for message in messages]
     outbox.record(outbox.list_endpoints()["alerts"], results)
@@ -259,7 +259,7 @@ def test_an_endpoint_is_paused_and_resumed(iscp, outbox):
     assert outbox.list_endpoints()["alerts"].state == "paused"
     answer = iscp.read_json("endpoint", "resume", "alerts")
     assert answer == {"endpoint": "alerts", "state": "active", "reason": ""}
-    (batch,) = outbox.claim("alerts", room=1, busy=())
+    (batch,) = outbox.prepare_work("alerts", room=1, busy=())
     assert batch.messages[0].id == "alarm-1"
     assert_names(iscp.read_json("endpoint", "pause", "spare")["reason"], get_user())
 

@@ -118,7 +118,7 @@ async def test_a_probe_and_a_note_that_fail_end_neither_service_nor_stack(tmp_pa
 
 async def test_a_service_that_uses_others_ends_before_they_are_stopped(tmp_path: Path) -> None:
     used = server(tmp_path, find_free_port())
-    user = server(tmp_path, find_free_port(), name="user", uses_others=True)
+    user = server(tmp_path, find_free_port(), name="user", stops_first=True)
     watched = await Watched(used, user).up()
     await watched.end()
     ends = [

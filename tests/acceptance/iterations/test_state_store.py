@@ -36,7 +36,7 @@ def states(keeper, tmp_path):
 
 @pytest.fixture
 def deployment(clickhouse_url, near_spark, tmp_path, states):
-    return deployment_at(clickhouse_url, near_spark, tmp_path, states=lambda: states)
+    return deployment_at(clickhouse_url, near_spark, tmp_path, open_state_store=lambda: states)
 
 
 @pytest.fixture

@@ -45,7 +45,7 @@ def gate():
 @pytest.fixture
 def table(deployment, gate):
     runtime = Runtime(handler=gate)
-    served = replace(deployment, services=lambda: runtime)
+    served = replace(deployment, open_runtime=lambda: runtime)
     return Table.make(served, Mirror(), FullText("name"), services=[TOLD])
 
 

@@ -54,7 +54,7 @@ def runtime():
 
 @pytest.fixture
 def location(source, runtime, near_spark, tmp_path):
-    deployment = deployment_at(NOWHERE, near_spark, tmp_path, services=lambda: runtime)
+    deployment = deployment_at(NOWHERE, near_spark, tmp_path, open_runtime=lambda: runtime)
     resources = {"iscp": SimpleNamespace(create_deployment=lambda: deployment)}
     defs = build_definitions([source], resources, environ={})
     with dg.DagsterInstance.ephemeral() as instance:

@@ -130,7 +130,7 @@ def test_rows_that_one_job_cannot_take_and_commits_that_are_gone_cost_no_other_e
     why = f"versions 9 to {last}: VACUUM removed files of the changes of versions 9 to {last}"
     assert {gone[job].plan.kind for job in KEPT} == {ReadKind.SNAPSHOT}
     assert {gone[job].gap for job in ("big", "changes")} == {why}
-    assert {gone[job].reported["gap"] for job in ("plain", "sticky")} == {why}
+    assert {gone[job].report["gap"] for job in ("plain", "sticky")} == {why}
     assert {trigger: events(table, trigger) for trigger in before} == before
     held = "SELECT k, amount, _change, _version FROM {changes} WHERE tenant = 'globex' ORDER BY k"
     assert table.query(held) == [(1, 700, 0, last), (2, 20, 0, last)]

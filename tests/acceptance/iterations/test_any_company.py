@@ -22,7 +22,7 @@ SPOILT = 999
 FAULTS = {"odd": SchemaError.code, "twin": KeyColumnError.code, "null": KeyColumnError.code}
 DEATHS = [
     (when, method, number)
-    for method, most in {"begin": 1, "fences": 4, "fail": 1, "complete": 2}.items()
+    for method, most in {"begin": 1, "read_fences": 4, "fail": 1, "complete": 2}.items()
     for when in ("before", "after")
     for number in range(1, most + 1)
 ]

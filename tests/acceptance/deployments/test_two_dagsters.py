@@ -30,7 +30,7 @@ from support.paths import PACKAGES, ROOT
 from support.services.stack import clean_environment
 from support.spark.fake_spark import NearSpark
 
-LEASE_SECONDS = 8.0
+LEASE_SECONDS = 12.0
 LEASES = dict.fromkeys(("run", "queued", "runner", "unseen"), LEASE_SECONDS)
 DEADLINE, POLL_SECONDS = 200.0, 0.3
 INSTANCE = """
@@ -185,7 +185,7 @@ def test_each_range_is_consumed_once_whoever_dies_or_stands_still(world):  # noq
     world.gate_of(heir).unlink()
     world.wait_until(world.in_step)
     lost = [e for e in table.deployment.log.read_history() if e.event is Event.RECOVER]
-    assert [(each.code, each.cut) for each in lost] == [(RunGoneError.code, True)]
+    assert [(each.code, each.interrupted) for each in lost] == [(RunGoneError.code, True)]
     assert {each["pid"] for each in world.read_events("takes", ends=ends)} == {heir.pid}
     name = "one" if busy is one else "two"
     back = world.start(name)

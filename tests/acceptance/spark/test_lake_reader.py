@@ -32,6 +32,7 @@ from iscp_dagster.model.errors import (
     UnavailableError,
 )
 from iscp_dagster.model.moment import Moment
+from support.errors import assert_names, raises_naming
 from support.lake.golden_histories import Kept, Written, to_be_written
 from support.spark.fake_spark import run_sql
 
@@ -516,11 +517,11 @@ class TestRows:
         table.insert(("a", 1, "x"))
         assert table.changes(0, 1, set()) == []
         assert table.snapshot(1, set()) == []
-        with pytest.raises(ConfigError, match="no versions"):
+        with raises_naming(ConfigError, "(1, 1]"):
             table.frame(1, 1)
 
     def test_system_columns_of_the_users_own(self, table):
-        with pytest.raises(SchemaError, match="'_Version'"):
+        with raises_naming(SchemaError, "'_Version'"):
             table.selection(columns=("k", "_Version"))
 
 
@@ -633,7 +634,7 @@ class TestFeedGone:
             (Path(table.path) / format_commit_name(version)).unlink()
         self.gone(table, 0, 3, "commit 1 is no longer in the log", "DELTA_LOG_FILE_NOT_FOUND")
         assert sorted(row.k for row in table.changes(1, 3)) == [2, 3]
-        with pytest.raises(FeedGoneError, match="is not in its log"):
+        with raises_naming(FeedGoneError, "Commit 1"):
             table.snapshot(1)
 
     def test_no_feed(self, table):
@@ -705,11 +706,12 @@ class TestFailures:
         path = f"hdfs://{host}/orders"
         selection = replace(table.selection(), path=path)
         with (
-            pytest.raises(UnavailableError, match="does not answer") as error,
+            pytest.raises(UnavailableError) as error,
             wrap_spark_errors(path),
         ):
             read_snapshot(table.spark, selection, Moment(1)).collect()
         assert not error.value.permanent
+        assert_names(str(error.value), path)
 
     def test_no_such_column(self, table):
         table.create()
@@ -732,7 +734,7 @@ class TestFailures:
 
     def test_what_spark_fails_over_is_told_in_its_words(self, table):
         with (
-            pytest.raises(ReadError, match=r"^/a: Spark could not .*odd") as error,
+            raises_naming(ReadError, "/a", "odd") as error,
             wrap_spark_errors("/a"),
         ):
             table.spark.sql("SELECT raise_error('odd')").collect()
@@ -760,7 +762,7 @@ class TestFailures:
         client.set_retry_policies([DefaultPolicy(max_retries=0)])
         with (
             pytest.warns(UserWarning, match="RETRIES_EXCEEDED"),
-            pytest.raises(UnavailableError, match=r"/a: .*Spark"),
+            raises_naming(UnavailableError, "/a", "Spark"),
             wrap_spark_errors("/a"),
         ):
             client.get_configs("spark.sql.session.timeZone")

@@ -124,7 +124,7 @@ def test_several_are_one_scan_each_charged_and_cut_as_it_is_alone(events, monkey
     for number, tenant in enumerate(SOME):
         add(events, *(f"new {n % 2}" for n in range(number)), "new", tenant=tenant)
     outcomes = events.run(events.iteration(*SOME))
-    assert len({id(each.written.reading) for each in outcomes}) == 1
+    assert len({id(each.written.request) for each in outcomes}) == 1
     assert [each.inserted for each in outcomes if each.job_name == "mirror"] == [1, 2, 3, 4, 5]
     assert {each.written.chunks for each in outcomes} == {1 + 1 + 1 + 2 + 2}
     check(events)

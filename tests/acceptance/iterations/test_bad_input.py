@@ -12,7 +12,6 @@ from iscp_dagster.delta.read_plans import ReadKind
 from iscp_dagster.joblog.iterations import FailedStep
 from iscp_dagster.location.build import build_definitions
 from iscp_dagster.model.declared.linking.attach import index_of_view
-from iscp_dagster.model.declared.linking.clashes import ClashError
 from iscp_dagster.model.errors import (
     ConfigError,
     IscpError,
@@ -201,9 +200,9 @@ def test_an_index_that_is_declared_twice():
     one = SourceTable("bad.rows", key="id", indexes=[Mirror(name="x_mirror")])
     other = SourceTable("bad.rows_x", key="id", indexes=[Mirror()])
     strict = {"ISCP_STRICT": "true"}
-    with raises_naming(ClashError, "'bad.rows_x_mirror'"):
+    with raises_naming(ConfigError, "'bad.rows_x_mirror'"):
         build_definitions([one, other], {}, environ=strict)
-    with raises_naming(ClashError, "'bad.rows'"):
+    with raises_naming(ConfigError, "'bad.rows'"):
         build_definitions([one, replace(one)], {}, environ=strict)
 
 

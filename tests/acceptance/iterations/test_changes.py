@@ -123,7 +123,7 @@ def test_many_iterations_give_the_rows_of_one(clickhouse_url, spark_remote, deal
     assert set(kinds(first)) == {ReadKind.SNAPSHOT}
     assert set(kinds(whole)) == {ReadKind.TAIL}
     # One scan for each view, and one for the mirror.
-    assert len({id(each.written.reading) for each in whole}) == 4
+    assert len({id(each.written.request) for each in whole}) == 4
     for name in VIEWS:
         expected = modelled(dealt.model, name, dealt.last)
         assert images_in(one, name) == expected

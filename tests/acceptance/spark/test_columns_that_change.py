@@ -84,17 +84,18 @@ def test_a_comparison_says_that_the_log_has_lost_a_version_and_compares_what_the
     table = Table.make(deployment, Mirror(), columns=COLUMNS, properties=properties)
     table.sql("INSERT INTO {t} VALUES ('a', 1, 'p1', 'q1', 1), ('b', 2, 'p2', 'q2', 2)")
     table.follow()
-    table.sql("INSERT INTO {t} VALUES ('a', 3, 'p', 'q', 3)")
-    for version in range(2):
+    for number in range(2):
+        table.sql(f"INSERT INTO {{t}} VALUES ('a', {3 + number}, 'p', 'q', 3)")
+    for version in range(3):
         Path(table.path, format_commit_name(version)).unlink()
     told = []
     found = compare_or_raise(deployment, table.source, report=told.append)
-    lost = "at version 2: the index has version 1, which is no longer in the table's log"
+    lost = "at version 3: the index has version 1, which is no longer in the table's log"
     assert told
     assert [each for each in told if not each.endswith(lost)] == []
     assert {each.tenant: (each.version, each.agrees) for each in found} == {
-        "a": (2, False),
-        "b": (2, True),
+        "a": (3, False),
+        "b": (3, True),
     }
     table.follow()
     table.check()

@@ -377,7 +377,7 @@ def _find_stop_error(
 ) -> IscpError | None:
     """The error that ends the work for the tenant; None: it continues."""
     if retriever.broken:
-        return ScanError("The scan ended before its consumers did; the next iteration continues.")
+        return ScanError("The scan stopped before its consumers had all rows; the next repeats it.")
     return consumer_claims.find_claim_error(tenant)
 
 

@@ -1,4 +1,4 @@
-"""Views and event triggers as assets: below what they are of, and materialized like indexes."""
+"""Views and event triggers as assets: below their tables and views, materialized like indexes."""
 
 from dataclasses import replace
 from types import SimpleNamespace

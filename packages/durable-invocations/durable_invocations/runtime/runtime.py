@@ -112,7 +112,7 @@ class Runtime:
     async def wait_for_result(self, id_: str) -> Result | None:
         """Wait for an invocation to end, on whichever runtime; None if it is unknown.
 
-        Also None if it ended and was forgotten before this runtime saw it.
+        Also None if it was deleted after its end before this runtime saw it.
         """
         with self._waiting.open_future(id_) as future:
             if not future.done():

@@ -13,8 +13,8 @@ import iscp_dagster
 from iscp_dagster.clickhouse.connect.failures import ROW_CODES, TEMPORARY_CODES
 from iscp_dagster.delta.failures import CONDITIONS
 from iscp_dagster.model.errors import IscpError
-from support.errors import MESSAGES, list_messages
 from support.paths import DOCS
+from support.project.error_messages import MESSAGES, list_messages
 
 PAGE = DOCS / "errors.md"
 NO_JOB_HAS = {"NotPlainError", "EngineError", "DagsterApiError", "OutOfStepError"}
@@ -78,5 +78,5 @@ def test_the_conditions_of_spark_are_documented():
 
 
 def test_the_words_of_each_error_are_those_of_the_golden_table():
-    """A new wording is written by `python -m support.errors`, run in tests/."""
+    """A new wording is written by `python -m support.project.error_messages`, run in tests/."""
     assert list_messages().splitlines() == MESSAGES.read_text(encoding="utf-8").splitlines()

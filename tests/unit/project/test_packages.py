@@ -10,7 +10,7 @@ import tomllib
 
 from support.clients.scripts import import_modules
 from support.paths import PACKAGES, ROOT
-from support.source_tree import check_beside, find_imports, find_modules, list_brought
+from support.project.source_tree import check_beside, find_imports, find_modules, list_brought
 
 EDGES = {"chdb", "dagster", "iscp_dagster", "pyspark", "sqlalchemy", "starlette", "uvicorn"}
 EACH = pytest.mark.parametrize("package", PACKAGES, ids=lambda path: path.name)

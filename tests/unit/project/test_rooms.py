@@ -13,7 +13,7 @@ from iscp_dagster.model import variables
 from iscp_dagster.model.imports import EXTRAS
 from support.clients.scripts import import_modules
 from support.paths import DOCS, PACKAGES, ROOT
-from support.source_tree import check_beside, find_imports, find_modules, list_brought
+from support.project.source_tree import check_beside, find_imports, find_modules, list_brought
 
 PACKAGE = ROOT / "iscp_dagster"
 # From the ground up, as in docs/architecture.md: each may import itself and those before it.

@@ -3,13 +3,8 @@
 from __future__ import annotations
 
 import itertools
-import os
-import signal
-import subprocess
-import sys
 from datetime import datetime, timezone
 from decimal import Decimal
-from pathlib import Path
 
 import dagster as dg
 import pandas as pd
@@ -29,12 +24,8 @@ DAY = datetime(2026, 11, 27, tzinfo=timezone.utc)
 
 @pytest.fixture
 def manager(clickhouse_url):
-    return make_manager(clickhouse_url)
-
-
-def make_manager(url):
     deployment = in_memory(Clock())
-    object.__setattr__(deployment, "endpoint", ClickHouseEndpoint.parse(url))
+    object.__setattr__(deployment, "endpoint", ClickHouseEndpoint.parse(clickhouse_url))
     return ClickHouseIOManager(lambda: deployment)
 
 
@@ -94,11 +85,9 @@ def test_the_partitions_of_a_run_are_replaced_and_can_be_loaded(manager, databas
 @pytest.mark.parametrize(
     ("type_", "value", "key"),
     [
-        (pa.timestamp("us"), DAY, "2026-11-27"),
         (pa.timestamp("us", "UTC"), DAY, "2026-11-27"),
         (pa.int64(), 1, "01"),
         (pa.decimal128(5, 2), Decimal("1.50"), "1.50"),
-        (pa.bool_(), True, "1"),
     ],
 )
 def test_a_partition_is_loaded_by_the_name_that_it_was_stored_by(
@@ -170,52 +159,3 @@ def test_what_is_no_frame_or_has_no_column_of_partitions_is_refused(manager, dat
 
     result = dg.materialize([number], resources={"clickhouse": manager}, raise_on_error=False)
     assert_names(find_message(result, "ConfigError"), "number", "int", "io_manager_key")
-
-
-DYING = """
-import os, signal, sys
-import test_frame_assets as tests
-from iscp_dagster.clickhouse.tables.frames import FrameTable
-
-run_command, statements = FrameTable._run_command, []
-
-def run_and_die(table, statement, **settings):
-    run_command(table, statement, **settings)
-    statements.append(statement)
-    if len(statements) == at:
-        os.kill(os.getpid(), signal.SIGKILL)
-
-FrameTable._run_command = run_and_die
-for line in sys.stdin:
-    at, child = int(line), os.fork()
-    if child == 0:
-        tests.run(tests.make_totals(sys.argv[2], 2), tests.make_manager(sys.argv[1]))
-        os._exit(0)
-    print(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]), flush=True)
-"""
-
-
-def test_a_run_that_is_killed_in_the_write_leaves_each_partition_whole(
-    manager, database, clickhouse_url
-):
-    path = os.pathsep.join([str(Path(__file__).parent), *sys.path])
-    old, new = {"acme": 1, "globex": 1}, {"acme": 2, "globex": 2}
-    totals = []
-    with subprocess.Popen(
-        [sys.executable, "-c", DYING, clickhouse_url, database],
-        env={**os.environ, "PYTHONPATH": path},
-        stdin=subprocess.PIPE,
-        stdout=subprocess.PIPE,
-        text=True,
-    ) as dying:
-        for at in range(1, 7):
-            if totals[-1:] != [old]:
-                run(make_totals(database, 1), manager)
-            print(at, file=dying.stdin, flush=True)
-            assert int(dying.stdout.readline()) == -signal.SIGKILL
-            totals.append(read_totals(manager, database)[0])
-        dying.stdin.close()
-    # Database, table, staging table, then a partition each, then the staging table is dropped.
-    assert totals == [old, old, old, {"acme": 2, "globex": 1}, new, new]
-    run(make_totals(database, 2), manager)
-    assert read_totals(manager, database)[0] == new

@@ -238,6 +238,38 @@ def test_what_a_dead_attempt_staged_is_dropped_a_day_later(table, monkeypatch):
     assert list_staged(table) == []
 
 
+class KillError(BaseException):
+    """The process is killed here."""
+
+
+def test_a_write_that_is_killed_leaves_each_partition_whole(table, monkeypatch):
+    """It is killed after each of its statements, and does nothing from then on."""
+    run_command, partitions = FrameTable._run_command, ["acme", "globex"]
+    old, new = ([(name, MONDAY, amount) for name in partitions] for amount in (1, 2))
+    found = []
+    for at in range(1, 7):
+        statements = []
+
+        def run_and_die(table, statement, at=at, statements=statements, **settings):
+            if len(statements) < at:
+                run_command(table, statement, **settings)
+                statements.append(statement)
+            if len(statements) == at:
+                raise KillError
+
+        if found[-1:] != [old]:
+            table.replace(frame(*old), partitions=partitions, run_id="old")
+        with monkeypatch.context() as patch:
+            patch.setattr(FrameTable, "_run_command", run_and_die)
+            with pytest.raises(KillError):
+                table.replace(frame(*new), partitions=partitions, run_id="new")
+        found.append(read_rows(table))
+    # Database, table, staging table, then a partition each, then the staging table is dropped.
+    assert found == [old, old, old, [new[0], old[1]], new, new]
+    table.replace(frame(*new), partitions=partitions, run_id="heir")
+    assert read_rows(table) == new
+
+
 def test_a_server_that_is_away_is_an_error_of_its_own(table):
     away = replace(table, endpoint=ClickHouseEndpoint.parse("http://127.0.0.1:9"))
     with raises_naming(UnavailableError, away.endpoint.address):

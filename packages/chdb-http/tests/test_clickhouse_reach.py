@@ -7,7 +7,7 @@ from pathlib import Path
 import httpx
 import pytest
 
-from chdb_http import Account, StartError, launch
+from chdb_http import Account, launch
 from chdb_http.engine import landlock
 
 SECRET = "the secret of another program"
@@ -498,25 +498,22 @@ def test_the_engine_may_read_its_threads_statistics(http_client):
 
 
 @pytest.mark.skipif(not landlock.get_abi_version(), reason="the kernel offers no Landlock")
-def test_no_file_of_the_process_shows_exported_variables(tmp_path, monkeypatch):
+def test_what_is_named_is_reached_and_shown_and_no_other_variable(tmp_path, monkeypatch, web):
     monkeypatch.setenv("EXPORTED_BY_A_SHELL", SECRET)
+    monkeypatch.setenv("FOUND_BY", "this")
+    address, paths = web
+    paths.clear()
+    options = {"remote_hosts": [address], "shown_variables": ["FOUND_BY", "NOT_SET"]}
     account = Account(user="ann", password="a password")
-    with launch(tmp_path / "data", account=account) as server:
+    with launch(tmp_path / "data", account=account, **options) as server:
         process = Path("/proc", str(server.process.pid))
         files = [process / "environ", *process.glob("task/*/environ")]
         assert len(files) > 2
-        assert {file.read_bytes().strip(b"\0") for file in files} == {b""}
-        answer = httpx.post(server.url, content="SELECT 1", auth=("ann", "a password"))
-        assert answer.text == "1\n"
-
-
-@pytest.mark.skipif(not landlock.get_abi_version(), reason="the kernel offers no Landlock")
-def test_a_variable_may_be_shown(tmp_path, monkeypatch):
-    monkeypatch.setenv("FOUND_BY", "this")
-    names = ["FOUND_BY", "NOT_SET"]
-    with launch(tmp_path / "data", shown_variables=names) as server:
-        shown = Path("/proc", str(server.process.pid), "environ").read_bytes()
-    assert shown.strip(b"\0") == b"FOUND_BY=this"
+        assert {file.read_bytes().strip(b"\0") for file in files} == {b"FOUND_BY=this"}
+        text = f"SELECT * FROM url('http://{address}/x', 'LineAsString')"
+        answer = httpx.post(server.url, content=text, timeout=60, auth=("ann", "a password"))
+        assert (answer.text, set(paths)) == ("inside\n", {"/x"})
+    paths.clear()
 
 
 @pytest.mark.skipif(not landlock.get_abi_version(), reason="the kernel offers no Landlock")
@@ -550,20 +547,3 @@ def test_tables_and_columns_may_have_the_names_of_functions(http_client):
         assert answer.status_code == 200, answer.text
     for table in ("file", "default.url"):
         http_client.post("/", content=f"DROP TABLE {table}").raise_for_status()
-
-
-def test_an_allowed_host_is_reached(tmp_path, web):
-    address, paths = web
-    paths.clear()
-    with launch(tmp_path / "data", remote_hosts=[address]) as server:
-        text = f"SELECT * FROM url('http://{address}/x', 'LineAsString')"
-        answer = httpx.post(server.url, content=text, timeout=60)
-        assert (answer.text, set(paths)) == ("inside\n", {"/x"})
-    paths.clear()
-
-
-def test_an_invalid_allowed_host_is_refused(tmp_path):
-    with pytest.raises(StartError) as caught:
-        launch(tmp_path / "data", remote_hosts=["http://x/"], log=tmp_path / "log")
-    assert "'http://x/'" in str(caught.value)
-    assert "name:port" in str(caught.value)

@@ -2,10 +2,16 @@
 
 import asyncio
 import errno
+import os
+import signal
 import socket
 import struct
 import subprocess
 import sys
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
+from dataclasses import replace
+from functools import partial
 from ipaddress import ip_address
 from urllib.parse import urlsplit
 
@@ -19,36 +25,43 @@ from iscp_dagster.local.services.settings import SPARK
 from iscp_dagster.local.services.spark_health import SparkHealth
 from iscp_dagster.local.spark.daemon import IDLE_SECONDS, PRELOADED
 from iscp_dagster.model.errors import UnavailableError
+from iscp_dagster.model.states import JobState
 from iscp_dagster.spark.session import create_private_session, disconnect, get_shared_session
 from iscp_dagster.sync.iteration.outcomes import RowDelivery
 from support.errors import assert_names, raises_naming
 from support.lake.delta_tables import Table, deployment_at, rows
-from support.services.stack import wait_for
+from support.services.stack import running_stack, wait_for
 from support.spark.fake_spark import NearSpark
+from support.spark.workers import find_daemons
 
-WARM_UP = 2, 1
-ITERATIONS, VERIFIES = 8, 3
-SOAK = 1000
+WARM_UP = SHORT = 2, 1
+SOAK, VERIFIES = 1000, 3
 GROWTH = 1.5
 MIB = 2**20
 TIME_ZONE = "spark.sql.session.timeZone"
-COUNTS = """
+DAEMONS = """
 import os
 from iscp_dagster.spark.session import get_shared_session
-frame = get_shared_session(os.environ["SPARK_REMOTE"]).range(10)
-print(frame.mapInArrow(lambda batches: batches, "id bigint").count())
+from support.spark.workers import find_daemons
+print(find_daemons(get_shared_session(os.environ["SPARK_REMOTE"])))
 """
 
 
 @pytest.fixture
-def stack(ground):
-    """Run a stack whose Spark only this worker uses, since its Python processes are counted."""
-    return ground.stack
+def own_stack(tmp_path):
+    """Run a Spark that only this worker uses: its Python processes are counted, or it is killed."""
+    with running_stack(tmp_path / "home", (SPARK,)) as started:
+        yield started
 
 
 @pytest.fixture
-def deployment(ground, stack, tmp_path):
-    return deployment_at(ground.clickhouse.clickhouse_url, stack.spark_remote, tmp_path)
+def deployment(proxy, stack, tmp_path):
+    return deployment_at(proxy.url, stack.spark_remote, tmp_path)
+
+
+@pytest.fixture
+def own_deployment(proxy, own_stack, tmp_path):
+    return deployment_at(proxy.url, own_stack.spark_remote, tmp_path)
 
 
 def python_processes(stack):
@@ -95,25 +108,17 @@ def work(table, iterations, verifies, every=lambda: None):
         every()
 
 
-def test_iterations_and_verifies_leave_no_workers_behind(deployment, stack):
-    work(make_table(deployment), *WARM_UP)
-    most, held = len(daemons(stack)), resident(stack)
-    work(make_table(deployment), ITERATIONS, VERIFIES)
-    assert len(daemons(stack)) <= most
-    assert resident(stack) <= held * GROWTH, (held, resident(stack), python_processes(stack))
-
-
 @pytest.mark.soak
 @pytest.mark.timeout(7200)
-def test_a_thousand_iterations_leave_no_workers_behind(deployment, stack, record_property):
-    work(make_table(deployment), *WARM_UP)
-    most, held = len(daemons(stack)), resident(stack)
+def test_a_thousand_iterations_leave_no_workers_behind(own_deployment, own_stack, record_property):
+    work(make_table(own_deployment), *WARM_UP)
+    most, held = len(daemons(own_stack)), resident(own_stack)
     seen = []
     work(
-        make_table(deployment),
+        make_table(own_deployment),
         SOAK,
         VERIFIES,
-        lambda: seen.append((len(daemons(stack)), resident(stack))),
+        lambda: seen.append((len(daemons(own_stack)), resident(own_stack))),
     )
     counts, sizes = zip(*seen, strict=True)
     record_property("daemons", f"{most}, at most {max(counts)}")
@@ -122,36 +127,35 @@ def test_a_thousand_iterations_leave_no_workers_behind(deployment, stack, record
     assert max(sizes) <= held * GROWTH
 
 
-def test_processes_share_one_session_and_its_workers(deployment, stack):
-    for _ in range(2):
-        found = subprocess.run(
-            [sys.executable, "-c", COUNTS],
-            env=stack.environment,
-            check=True,
-            capture_output=True,
-            text=True,
-        )
-        assert found.stdout == "10\n"
-        before = {each.pid for each in daemons(stack)}
-    deployment.spark().range(10).mapInArrow(lambda batches: batches, "id bigint").count()
-    assert {each.pid for each in daemons(stack)} == before
+def test_processes_iterations_and_verifies_share_one_session_and_its_workers(deployment, stack):
+    shared = find_daemons(deployment.spark())
+    assert len(shared) == 1
+    found = subprocess.run(
+        [sys.executable, "-c", DAEMONS],
+        env={**stack.environment, "PYTHONPATH": os.pathsep.join(sys.path)},
+        check=True,
+        capture_output=True,
+        text=True,
+    )
+    assert found.stdout == f"{shared}\n"
+    # They cannot open a session of their own.
+    work(make_table(replace(deployment, private_spark=None)), *SHORT)
+    assert find_daemons(deployment.spark()) == shared
 
 
 def test_a_session_that_the_server_closed_is_followed_by_another(stack):
-    first = get_shared_session(stack.spark_remote)
+    # With these settings, others do not share it.
+    join = partial(get_shared_session, stack.spark_remote, {"spark.sql.shuffle.partitions": "7"})
+    first = join()
     name = first.session_id
-    first.client.release_session()
-    second = get_shared_session(stack.spark_remote)
+    first.stop()
+    assert join().session_id == name, "it was left to the others"
+    join().client.release_session()
+    second = join()
     assert second.session_id != name
     assert second.range(3).count() == 3
     disconnect()
-    assert get_shared_session(stack.spark_remote).session_id == second.session_id
-
-
-def test_stopping_the_shared_session_leaves_it_to_the_others(stack):
-    name = get_shared_session(stack.spark_remote).session_id
-    get_shared_session(stack.spark_remote).stop()
-    assert get_shared_session(stack.spark_remote).session_id == name
+    assert join().session_id == second.session_id
 
 
 def test_what_a_users_code_sets_in_its_session_nobody_else_sees(deployment, stack):
@@ -200,7 +204,8 @@ def test_sparks_other_ports_are_this_machines_and_ask_for_a_secret(deployment, s
     deployment.spark().range(10).mapInArrow(lambda batches: batches, "id bigint").count()
     driver = psutil.Process(stack.pid(SPARK))
     for process in (driver, *driver.children(recursive=True)):
-        assert all(ip_address(ip).is_loopback for ip, _ in listening(process)), process
+        with suppress(psutil.NoSuchProcess):
+            assert all(ip_address(ip).is_loopback for ip, _ in listening(process)), process
     others = {port for _, port in listening(driver)} - {port_of(stack)}
     assert others
     assert [port for port in others if b"SaslMessage" not in ask_as_a_stranger(port)] == []
@@ -254,3 +259,27 @@ def test_a_private_sessions_workers_end_with_it(stack):
     session.stop()
     # Spark ends its workers a minute after their last task.
     wait_for(lambda: not mine.is_running(), 60 + 3 * IDLE_SECONDS, lambda: str(mine))
+
+
+@pytest.mark.soak
+@pytest.mark.filterwarnings("ignore:.RETRIES_EXCEEDED")
+def test_spark_is_killed_in_the_middle_of_an_iteration(own_deployment, proxy, own_stack):
+    """Its Python workers go with it, and the next iteration uses the Spark that is started anew."""
+    table = make_table(own_deployment)
+    table.insert(1, 2)
+    workers = python_processes(own_stack)
+    proxy.hold()
+    with ThreadPoolExecutor(1) as pool:
+        outcomes = pool.submit(table.follow)
+        wait_for(lambda: proxy.held, 60)
+        os.kill(own_stack.pid(SPARK), signal.SIGKILL)
+        proxy.release()
+        with raises_naming(UnavailableError):
+            outcomes.result()
+    (job,) = table.jobs()
+    assert (job.state, job.status.code) == (JobState.COMPLETED, UnavailableError.code)
+    own_stack.await_restart(SPARK, 1)
+    assert workers
+    assert not any(each.is_running() for each in workers)
+    table.materialize()
+    table.check()

@@ -17,7 +17,6 @@ LANES = {
         "acceptance/deployments/test_faults",
         "acceptance/deployments/test_kills",
         "acceptance/deployments/test_events",
-        "acceptance/deployments/test_sessions",
         # Last, since its last test ends the stack.
         "acceptance/deployments/test_scheduling",
     ),

@@ -4,26 +4,27 @@ from __future__ import annotations
 
 import json
 import os
-import signal
 import time
 import urllib.request
 from collections.abc import Callable, Collection, Iterator
 from dataclasses import dataclass, field
 from random import Random
 
-import psutil
 import pyarrow as pa
 import pytest
 from deltalake import write_deltalake
 
 from iscp_dagster.local.services.dagster_health import LOCATION, SENSOR
+from iscp_dagster.local.services.settings import DAEMON, PARTS
 from iscp_dagster.local.services.state import Condition
+from iscp_dagster.local.stack.plan import resolve
+from iscp_dagster.local.stack.running import build
 from iscp_dagster.model.errors import IscpError
 from iscp_dagster.spark.session import get_shared_session
 from iscp_dagster.upkeep.position import read_positions
 from iscp_dagster.upkeep.verify import compare_or_raise
 from support.lake.delta_tables import Table
-from support.services.stack import Stack, wait_for
+from support.services.stack import Stack, jars_folder, wait_for
 from support.services.stack_processes import (
     HANG,
     KILL,
@@ -31,7 +32,6 @@ from support.services.stack_processes import (
     SERVING,
     STOP,
     Killer,
-    Process,
     living,
     of_kind,
     serving,
@@ -198,12 +198,20 @@ def counted(campaign: Campaign, record_property) -> Iterator[Campaign]:
         record_property("healed in", f"{max(campaign.healed):.0f} s at most")
 
 
-def test_services_that_are_gone_and_services_that_answer_nothing_are_made_good(counted):
-    """Some are killed while others hang, so that one recovery covers both.
+async def test_the_check_of_each_service_sees_that_it_does_not_answer(tmp_path, monkeypatch):
+    """One whose check goes on failing is started again: tests/unit/local/test_stack_health.py."""
+    monkeypatch.setenv("ISCP_JARS", str(jars_folder()))
+    settings = resolve(tmp_path, {}, {})
+    services = build(settings)
+    assert {each.name for each in services} == {name for part in PARTS.values() for name in part}
+    content = [each.name for each in services if not each.check or not await each.check(0)]
+    # Its heartbeats are read through the webserver.
+    assert content == [DAEMON]
 
-    Spark's JVM, ClickHouse and the run server are killed in test_faults; runs, the code, Dagster's
-    daemon and Spark's Python in test_events; the other services in test_stack_graphql.
-    """
+
+@pytest.mark.soak
+def test_services_that_are_gone_and_services_that_answer_nothing_are_made_good(counted):
+    """Some are killed while others hang, so that one recovery covers both."""
     hanging = ["clickhouse", "jvm", "run server", "graphql", "invocations"]
     killed = ["webserver", "code server"]
     counted.use_python()
@@ -211,8 +219,7 @@ def test_services_that_are_gone_and_services_that_answer_nothing_are_made_good(c
 
     def strike() -> list[str]:
         hung = counted.killer.strike(HANG, hanging)
-        os.kill(find_ward(counted.stack, KINDS["daemon"]), signal.SIGKILL)
-        counted.killer.done["kill ward"] += 1
+        counted.killer.kill_ward("daemon")
         return [*hung, "kill ward", *counted.killer.strike(KILL, killed)]
 
     struck = counted.heal_after(strike, hanging=hanging)
@@ -221,15 +228,7 @@ def test_services_that_are_gone_and_services_that_answer_nothing_are_made_good(c
     counted.verified()
 
 
-def find_ward(stack: Stack, is_kind: Callable[[Process], bool]) -> int:
-    """Return the ward of the stack's process of that kind."""
-    (child,) = [each.pid for each in living([stack]) if is_kind(each)]
-    ward = psutil.Process(child).parent()
-    assert ward is not None
-    assert KINDS["ward"](Process(pid=ward.pid, command=" ".join(ward.cmdline()), parent=""))
-    return ward.pid
-
-
+@pytest.mark.soak
 def test_processes_that_are_stopped_are_made_good(counted):
     struck = counted.strike(STOP, list(KINDS))
     assert len(struck) == len([kind for kind in KINDS if kind != "run"])

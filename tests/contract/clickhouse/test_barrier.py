@@ -69,7 +69,7 @@ def lets_in(gate, epoch, *tenants):
 TAKEN_OVER = st.lists(st.sets(st.sampled_from(NAMES), max_size=3), min_size=1, max_size=3)
 
 
-@settings(max_examples=10, deadline=None)
+@settings(max_examples=3)
 @given(taken_over=TAKEN_OVER, first=st.sampled_from([0, 5]))
 def test_whoever_looked_before_a_tenant_was_taken_over_is_refused_for_it_alone(
     make, taken_over, first

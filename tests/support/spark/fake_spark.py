@@ -10,6 +10,8 @@ from __future__ import annotations
 
 import json
 import re
+import shutil
+import shutil
 from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -213,6 +215,7 @@ def _read_feed(selection: TableSelection, version: int) -> Iterator[dict[str, An
     actions = [json.loads(line) for line in commit.splitlines()]
     kinds = {"cdc": None} if any("cdc" in each for each in actions) else _KINDS
     schema = pa.schema(DeltaTable(path).schema().to_arrow())
+    absent = dict.fromkeys(schema.names)
     for kind, action in ((k, each[k]) for each in actions for k in each if k in kinds):
         if kind != "cdc" and not action["dataChange"]:
             continue
@@ -225,7 +228,7 @@ def _read_feed(selection: TableSelection, version: int) -> Iterator[dict[str, An
             continue
         with pq.ParquetFile(Path(path, unquote(action["path"]))) as file:
             for row in file.read().to_pylist():
-                yield {CHANGE_TYPE: kinds[kind]} | row | beside
+                yield absent | {CHANGE_TYPE: kinds[kind]} | row | beside
 
 
 def make_sort_key(row: Mapping[str, Any], names: Iterable[str]) -> list[tuple[bool, Any]]:
@@ -427,7 +430,7 @@ def _literal(match: re.Match[str]) -> str:
 def _create(path: str, columns: str, by: str | None, properties: str, lenient: str | None) -> None:
     if lenient and DeltaTable.is_deltatable(path):
         return
-    configuration = dict(re.findall(r"'?([\w.]+)'? = '?([\w.]+)'?", properties))
+    configuration = _parse_properties(properties)
     # Only Spark writes in-commit timestamps; delta-rs does not.
     configuration.pop("delta.enableInCommitTimestamps", None)
     Path(path).mkdir(parents=True)
@@ -438,6 +441,10 @@ def _create(path: str, columns: str, by: str | None, properties: str, lenient: s
         partition_by=partition_by,
         configuration=configuration,
     )
+
+
+def _parse_properties(text: str) -> dict[str, str]:
+    return dict(re.findall(r"'?([\w.]+)'? = '?([\w.]+)'?", text))
 
 
 _TYPES = {
@@ -479,10 +486,12 @@ def _insert(path: str, rows: str) -> None:
     write_deltalake(path, pa.Table.from_pylist(columns, schema), mode="append")
 
 
-@_statement(r"UPDATE {t} SET (?P<column>\w+) = (?P<value>.+?)(?: WHERE (?P<where>.+))?")
-def _update(path: str, column: str, value: str, where: str | None) -> None:
+@_statement(r"UPDATE {t} SET (?P<values>.+?)(?: WHERE (?P<where>.+))?")
+def _update(path: str, values: str, where: str | None) -> None:
+    pairs = (each.split(" = ", 1) for each in re.split(r", (?=\w+ = )", values))
     DeltaTable(path).update(
-        updates={column: _to_datafusion(value)}, predicate=where and _to_datafusion(where)
+        updates={column: _to_datafusion(value) for column, value in pairs},
+        predicate=where and _to_datafusion(where),
     )
 
 
@@ -503,12 +512,47 @@ def _zorder(path: str, column: str) -> None:
 
 @_statement(r"VACUUM {t} RETAIN 0 HOURS")
 def _vacuum(path: str) -> None:
+    """Remove files as Spark does: unlike delta-rs also those of changes."""
     DeltaTable(path).vacuum(0, enforce_retention_duration=False, dry_run=False)
+    shutil.rmtree(Path(path, "_change_data"), ignore_errors=True)
 
 
 @_statement(r"ALTER TABLE {t} ADD COLUMNS? \(?(?P<columns>.+?)\)?")
 def _add_columns(path: str, columns: str) -> None:
     DeltaTable(path).alter.add_columns(Schema.from_arrow(_parse_columns(columns)).fields)
+
+
+@_statement(r"ALTER TABLE {t} DROP COLUMN (?P<column>\w+)")
+def _drop_column(path: str, column: str) -> None:
+    """Commit the columns that are left, as Spark does where columns are mapped."""
+    logs = sorted(Path(path, "_delta_log").glob("*.json"))
+    actions = (json.loads(line) for log in logs for line in log.read_text("utf-8").splitlines())
+    *_, metadata = (each["metaData"] for each in actions if "metaData" in each)
+    schema = json.loads(metadata["schemaString"])
+    schema["fields"] = [each for each in schema["fields"] if each["name"] != column]
+    changed = {"metaData": metadata | {"schemaString": json.dumps(schema)}}
+    logs[-1].with_name(f"{len(logs):020}.json").write_text(json.dumps(changed), encoding="utf-8")
+
+
+@_statement(r"ALTER TABLE {t} SET TBLPROPERTIES \((?P<properties>.+)\)")
+def _set_properties(path: str, properties: str) -> None:
+    DeltaTable(path).alter.set_table_properties(_parse_properties(properties))
+
+
+@_statement(r"RESTORE TABLE {t} TO VERSION AS OF (?P<version>\d+)")
+def _restore(path: str, version: str) -> None:
+    DeltaTable(path).restore(int(version))
+
+
+@_statement(
+    r"CREATE OR REPLACE TABLE {t} USING delta PARTITIONED BY \(`(?P<by>\w+)`\) "
+    r"TBLPROPERTIES \((?P<name>[\w.]+) = (?P<value>\w+)\) AS SELECT \* FROM delta.`.+`"
+)
+def _replace(path: str, by: str, name: str, value: str) -> None:
+    """Write the rows to a new table, which here has a log of its own too."""
+    rows = DeltaTable(path).to_pyarrow_table()
+    shutil.rmtree(path)
+    write_deltalake(path, rows, partition_by=[by], configuration={name: value})
 
 
 @contextmanager

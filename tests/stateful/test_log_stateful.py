@@ -8,7 +8,7 @@ from itertools import count
 from typing import Any, ClassVar
 
 import pytest
-from hypothesis import HealthCheck, settings
+from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
@@ -455,7 +455,12 @@ class LogMachine(RuleBasedStateMachine):
 
 
 class TestLogOnSqlite(LogMachine.TestCase):
-    settings: ClassVar = settings(max_examples=60, stateful_step_count=40, deadline=None)
+    settings: ClassVar = settings(max_examples=10, stateful_step_count=30)
+
+
+@pytest.mark.soak
+class TestLogForLong(LogMachine.TestCase):
+    settings: ClassVar = settings(max_examples=60, stateful_step_count=40)
 
 
 class PostgresMachine(LogMachine):
@@ -476,9 +481,4 @@ def _on_postgres(new_postgres, monkeypatch):
 @pytest.mark.slow
 @pytest.mark.usefixtures("_on_postgres")
 class TestPostgresLog(PostgresMachine.TestCase):
-    settings: ClassVar = settings(
-        max_examples=5,
-        stateful_step_count=25,
-        deadline=None,
-        suppress_health_check=[HealthCheck.too_slow],
-    )
+    settings: ClassVar = settings(max_examples=3, stateful_step_count=20)

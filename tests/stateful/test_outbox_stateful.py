@@ -171,6 +171,4 @@ class BatchMachine(OutboxMachine):
 
 
 TestOutbox, TestBatches = OutboxMachine.TestCase, BatchMachine.TestCase
-TestOutbox.settings = TestBatches.settings = settings(
-    max_examples=20, stateful_step_count=15, deadline=None
-)
+TestOutbox.settings = TestBatches.settings = settings(max_examples=8, stateful_step_count=15)

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import ClassVar
 
 import pytest
-from hypothesis import HealthCheck, settings
+from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
@@ -427,11 +427,12 @@ def test_jobs_without_a_lease_are_freed_and_planned_again(world):
     world.calm_down()
 
 
-@pytest.mark.usefixtures("_rules_fire")
+@pytest.mark.usefixtures("_real_clickhouse")
 class TestRunner(RunnerMachine.TestCase):
-    settings: ClassVar = settings(
-        max_examples=60,
-        stateful_step_count=30,
-        deadline=None,
-        suppress_health_check=[HealthCheck.too_slow],
-    )
+    settings: ClassVar = settings(max_examples=10, stateful_step_count=25)
+
+
+@pytest.mark.soak
+@pytest.mark.usefixtures("_rules_fire")
+class TestRunnerForLong(RunnerMachine.TestCase):
+    settings: ClassVar = settings(max_examples=60, stateful_step_count=30)

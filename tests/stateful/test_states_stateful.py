@@ -116,7 +116,7 @@ class StatesMachine(RuleBasedStateMachine):
 
 
 @pytest.mark.parametrize(
-    ("kind", "examples"), [("memory", 100), ("sqlite", 10), ("postgresql", 4), ("keepermap", 4)]
+    ("kind", "examples"), [("memory", 30), ("sqlite", 5), ("postgresql", 3), ("keepermap", 3)]
 )
 def test_every_store_behaves_as_a_dict(kind, examples, request, tmp_path):
     store = open_store(kind, request, tmp_path)

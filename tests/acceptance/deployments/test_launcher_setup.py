@@ -75,6 +75,8 @@ def shared(tmp_path_factory: pytest.TempPathFactory) -> Path:
     (part / "pyproject.toml").write_text(_PYPROJECT.replace("small", "part"))
     backend = _BACKEND.replace("small:main", "").replace("[console_scripts]\\niscp = ", "")
     write_backend(part, backend=backend.replace("small", "part"), needs="")
+    # What a set-up leaves whose Python was removed.
+    (root / ".venv" / "lib").mkdir(parents=True)
     return root
 
 
@@ -84,13 +86,6 @@ def project(shared: Path) -> Path:
     (shared / "pyproject.toml").write_text(f"{_PYPROJECT}# {uuid4()}\n")
     write_backend(shared)
     return shared
-
-
-@pytest.fixture
-def fresh(project: Path) -> Path:
-    """Return the same project without its virtual environment."""
-    shutil.rmtree(project / ".venv", ignore_errors=True)
-    return project
 
 
 def write_backend(
@@ -117,11 +112,11 @@ def run(root: Path, *arguments: str, **extra: str) -> subprocess.CompletedProces
     )
 
 
-def test_two_at_once_set_up_once_and_again_when_the_project_changed(fresh: Path) -> None:
+def test_two_at_once_set_up_once_and_again_when_the_project_changed(project: Path) -> None:
     processes = [
         subprocess.Popen(
-            [fresh / "iscp", "status", "a b"],
-            cwd=fresh.parent,
+            [project / "iscp", "status", "a b"],
+            cwd=project.parent,
             env=environment(),
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
@@ -135,23 +130,18 @@ def test_two_at_once_set_up_once_and_again_when_the_project_changed(fresh: Path)
     for output, _ in outputs:
         facts = json.loads(output)
         assert facts["arguments"] == ["status", "a b"]
-        assert facts["cwd"] == str(fresh.parent)
-        assert Path(facts["prefix"]) == fresh / ".venv"
-        assert Path(facts["part"]) == fresh / "packages" / "part" / "part.py"
+        assert facts["cwd"] == str(project.parent)
+        assert Path(facts["prefix"]) == project / ".venv"
+        assert Path(facts["part"]) == project / "packages" / "part" / "part.py"
 
-    again = run(fresh)
+    again = run(project)
     assert (again.returncode, again.stderr) == (0, "")
 
-    (fresh / "pyproject.toml").write_text(_PYPROJECT + "# changed\n")
-    changed = run(fresh)
+    (project / "pyproject.toml").write_text(_PYPROJECT + "# changed\n")
+    changed = run(project)
     assert changed.returncode == 0
     assert "making .venv" not in changed.stderr
     assert "installing" in changed.stderr
-
-    shutil.rmtree(fresh / ".venv" / "bin")
-    repaired = run(fresh)
-    assert repaired.returncode == 0, repaired.stderr
-    assert "making .venv" in repaired.stderr
 
 
 def test_it_is_safe_to_interrupt(project: Path) -> None:
@@ -189,10 +179,3 @@ def test_a_registry_that_cannot_be_reached_is_one_line(project: Path) -> None:
     last = failed.stderr.splitlines()[-1]
     assert_names(last, "iscp", "registry")
     assert "Traceback" not in failed.stderr
-
-
-def test_a_build_that_fails_is_one_line_with_the_reason(project: Path) -> None:
-    write_backend(project, pause="raise SystemExit('the backend is broken')")
-    failed = run(project)
-    assert failed.returncode == 1
-    assert_names(failed.stderr.splitlines()[-1], "iscp", "set-up")

@@ -164,18 +164,6 @@ def test_external_data_is_read_as_its_request_says(connect, encoded, session, al
         client.query(query, external_data=data)
 
 
-@either_encoding
-def test_external_tables_are_joined(connect, encoded):
-    client = connect(form_encode_query_params=encoded)
-    data = ExternalData(
-        file_name="movies.csv", data=b"1,aa\n2,bb\n", fmt="CSV", structure="id UInt8, name String"
-    )
-    data.add_file(file_name="prices", data=b"2\t1.50\n", types=["UInt8", "Decimal(10, 2)"])
-    query = "SELECT name, _2 FROM movies JOIN prices ON id = _1 WHERE id >= {x:UInt8}"
-    result = client.query(query, parameters={"x": 1}, external_data=data)
-    assert result.result_rows == [("bb", Decimal("1.50"))]
-
-
 @pytest.mark.parametrize("session", [True, False])
 def test_external_data_has_any_bytes(connect, session):
     client = connect(autogenerate_session_id=session)
@@ -198,13 +186,6 @@ def test_a_client_has_a_session(connect):
     assert second.command(query) != 1
     with raises_database_error(60):
         second.command("SELECT a FROM kept")
-
-
-def test_a_client_has_settings_and_a_database(connect):
-    connect().command("CREATE DATABASE IF NOT EXISTS other")
-    client = connect(database="other", settings={"max_block_size": 123})
-    result = client.query("SELECT currentDatabase(), getSetting('max_block_size')")
-    assert result.result_rows == [("other", 123)]
 
 
 @pytest.mark.parametrize(

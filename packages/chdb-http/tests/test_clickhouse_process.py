@@ -208,7 +208,7 @@ def check_slow_reading(server):
             if received % (16 * MEGABYTE) < MEGABYTE:
                 threading.Event().wait(0.02)
                 most = max(most, get_rss(server))
-            if received > 130 * MEGABYTE:
+            if received > 70 * MEGABYTE:
                 break
     assert most - before < 100 * MEGABYTE
 
@@ -220,7 +220,7 @@ def check_long_insert(server):
     small = {"min_insert_block_size_rows": "10000", "max_insert_block_size": "10000"}
     ask(server, "CREATE TABLE t (a UInt64, s String) ENGINE = Null")
     # It allocates its working memory, which takes more than a few blocks on a busy machine.
-    ask(server, iter([head, *[block] * 50]), params=small)
+    ask(server, iter([head, *[block] * 20]), params=small)
     before, most = get_rss(server), 0
     stop = threading.Event()
 
@@ -232,11 +232,11 @@ def check_long_insert(server):
     watcher = threading.Thread(target=watch)
     watcher.start()
     try:
-        ask(server, iter([head, *[block] * 200]), params=small)
+        ask(server, iter([head, *[block] * 115]), params=small)
     finally:
         stop.set()
         watcher.join()
-    assert most - before < 100 * MEGABYTE, "200 MB went through"
+    assert most - before < 100 * MEGABYTE, "120 MB went through"
 
 
 def end_while_statements_run(server):

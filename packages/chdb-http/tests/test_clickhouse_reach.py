@@ -19,20 +19,9 @@ STATEMENTS = {
     "an escaped path": "SELECT * FROM file('\\x2f{outside}/secret', 'LineAsString')",
     "a heredoc": "SELECT * FROM file($$ {outside}/secret$$, 'LineAsString')",
     "the data's own": "SELECT * FROM file('{data}/chdb-http.lock', 'One')",
-    "scalar file": "SELECT file('{outside}/secret')",
     "compared file": "SELECT 1 WHERE engine = file('{outside}/secret')",
     "quoted file": "SELECT * FROM `file`('{outside}/secret', 'LineAsString')",
     "environment": "SELECT file('/proc/self/environ')",
-    "default in a structure": (
-        "SELECT * FROM format(JSONEachRow, 'a Int8, b String DEFAULT file(\\'{outside}/secret\\')',"
-        " '{{\"a\": 1}}')"
-    ),
-    "a filter in a setting": (
-        "SELECT 1 SETTINGS additional_result_filter = 'throwIf(1, file(\\'{outside}/secret\\'))'"
-    ),
-    "rows with expressions": (
-        "INSERT INTO FUNCTION null('a String') VALUES (file('{outside}/secret'))"
-    ),
     "write a file": (
         "INSERT INTO FUNCTION file('{outside}/zz.py', 'RawBLOB', 'x String') SELECT '1'"
     ),
@@ -59,8 +48,6 @@ STATEMENTS = {
     ),
     "sqlite": "SELECT * FROM sqlite('{outside}/secret', 't')",
     "sqlite database": "CREATE DATABASE s ENGINE = SQLite('{outside}/secret')",
-    "delta": "SELECT * FROM deltaLakeLocal('{outside}')",
-    "iceberg": "SELECT * FROM icebergLocal('{outside}', 'Parquet')",
     "url": "SELECT * FROM url('{web}/', 'LineAsString')",
     "url with a user": "SELECT * FROM url('http://allowed.example@{address}/', 'LineAsString')",
     "url in braces": "SELECT * FROM url('http://{{allowed.example,{address}}}/', 'LineAsString')",
@@ -429,12 +416,6 @@ def test_an_external_table_is_a_list_of_columns(http_client, server, structure):
     assert (data / "secret").read_text() == SECRET
 
 
-def test_a_format_that_clickhouse_lacks_is_refused(http_client):
-    for name in ("dataframe", "ArrowTable"):
-        answer = http_client.post("/", content="SHOW TABLES", headers={"X-ClickHouse-Format": name})
-        assert answer.headers["X-ClickHouse-Exception-Code"] == "73", answer.text
-
-
 def test_columns_may_have_the_names_of_clauses(http_client):
     text = (
         "SELECT 1 AS security, 2 AS definer, 3 AS refresh, 4 AS `fi\\x6ce`, "
@@ -470,21 +451,6 @@ def test_values_may_look_like_paths_with_choices(http_client):
         assert answer.text == value
         text = f"SELECT '{value}' AS url FORMAT RawBLOB"
         assert http_client.post("/", content=text).text == value
-
-
-@pytest.mark.parametrize("session", [{}, {"session_id": "get"}], ids=["alone", "session"])
-def test_get_writes_nothing_through_a_function(http_client, session):
-    for write in (
-        "INSERT INTO FUNCTION file('got.csv', 'CSV', 'a Int8') SELECT 1",
-        "INSERT INTO FUNCTION null('a Int8') SELECT 1",
-        "CREATE TEMPORARY TABLE t (a Int8)",
-        "SELECT 1 SETTINGS readonly = 0",
-        "SET readonly = 0",
-    ):
-        answer = http_client.get("/", params={"query": write, "readonly": "0", **session})
-        if write.startswith("SE") and session:
-            continue  # In a session, a GET is checked by its statement; this one writes nothing.
-        assert answer.headers["X-ClickHouse-Exception-Code"] == "164", answer.text
 
 
 @pytest.mark.skipif(not landlock.get_abi_version(), reason="the kernel offers no Landlock")

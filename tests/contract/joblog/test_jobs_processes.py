@@ -22,14 +22,15 @@ from iscp_dagster.model.specs import ConsumerInfo, IterationDetail, JobSpec
 from iscp_dagster.model.states import Event, JobState
 from support.jobs.log_rows import complete
 from support.jobs.one_table import FEED, in_memory
-from support.workers.parallel_processes import PROCESSES, at_once
+from support.workers.parallel_processes import at_once
 
 pytestmark = pytest.mark.slow
 
 NAME = JobID(db="shop", table="orders", job="mirror")
 EVERYONES = JobID(db="shop", table="orders", job="everyones")
-ROUNDS = 10
+PROCESSES, ROUNDS = 4, 6
 TENANTS = ("eu", "us", "xx")
+OPTIONS = {"preload": ["iscp_dagster.api.jobs", "deltalake"], "processes": PROCESSES}
 
 
 @pytest.fixture(params=["sqlite", "postgresql"])
@@ -147,7 +148,7 @@ def test_all_tenants_of_an_index_have_its_consumer_whoever_registers_and_changes
     log = jobs_of(url, orders).deployment.log
     log.ensure()
     log.register_standing(NAME, spec(NAME))
-    at_once(register_or_change_columns, url, orders, preload=["iscp_dagster.api.jobs", "deltalake"])
+    at_once(register_or_change_columns, url, orders, **OPTIONS)
     jobs = log.list_jobs(name=NAME)
     assert len(jobs) == PROCESSES // 2 * ROUNDS
     (consumer,) = {job.spec.detail.consumer for job in jobs}
@@ -158,7 +159,7 @@ def test_all_tenants_of_an_index_have_its_consumer_whoever_registers_and_changes
 def test_of_many_processes_every_call_takes_effect_once(url, orders):
     jobs = jobs_of(url, orders)
     jobs.deployment.log.ensure()
-    outcomes = at_once(call_together, url, orders, preload=["iscp_dagster.api.jobs", "deltalake"])
+    outcomes = at_once(call_together, url, orders, **OPTIONS)
     for name in outcomes[0][0]:
         truths = [results[name] for results, _ in outcomes].count(True)
         assert truths == (PROCESSES if name == "update" else 1), (name, outcomes)

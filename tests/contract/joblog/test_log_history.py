@@ -17,9 +17,12 @@ from support.jobs.log_rows import (
     fail,
     key,
     moment,
+    mostly_on_sqlite,
     name,
     over,
 )
+
+pytestmark = mostly_on_sqlite
 
 
 def test_a_dropped_row_is_forgotten_when_it_is_old_and_still_dropped(log):

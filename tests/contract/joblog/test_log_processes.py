@@ -37,7 +37,8 @@ def contend(wait, number: int, url: str) -> tuple[bool, bool]:
 
 
 def test_of_many_processes_one_registers_a_name_and_one_begins_its_iteration(url):
-    registered, claimed = zip(*at_once(contend, url, preload=["iscp_dagster.joblog"]), strict=True)
+    answers = at_once(contend, url, preload=["iscp_dagster.joblog"], processes=4)
+    registered, claimed = zip(*answers, strict=True)
     assert (registered.count(True), claimed.count(True)) == (1, 1)
     winner = claimed.index(True)
     (job,) = SqlLog(url).list_jobs()

@@ -12,8 +12,21 @@ from iscp_dagster.model.moment import START
 from iscp_dagster.model.states import Event, JobState
 from iscp_dagster.planning.triggers.plan import plan_iterations
 from support.errors import raises_naming
-from support.jobs.log_rows import LAYOUT, add, at, complete, fail, key, moment, name, over, spec
+from support.jobs.log_rows import (
+    LAYOUT,
+    add,
+    at,
+    complete,
+    fail,
+    key,
+    moment,
+    mostly_on_sqlite,
+    name,
+    over,
+    spec,
+)
 
+pytestmark = mostly_on_sqlite
 ATTEMPTS = 3
 
 

@@ -98,13 +98,6 @@ def test_a_flush_changes_the_watermark_and_nothing_else(log):
 # --- several openers of one store
 
 
-def test_a_second_opener_sees_committed_rows(make_log):
-    one, two = make_log(), make_log()
-    add(one, key())
-    assert two.list_jobs() == one.list_jobs()
-    assert not two.register("acme", name(), "t-1", spec())
-
-
 def test_threads_that_begin_the_same_iteration_get_one_claim(make_log):
     logs = [make_log() for _ in range(6)]
     add(logs[0], key("a"), key("b"))

@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from datetime import datetime, timedelta, timezone
 from typing import Any
 
+import pytest
 import sqlalchemy as sa
 from sqlalchemy.pool import QueuePool
 
@@ -19,6 +20,10 @@ from iscp_dagster.model.specs import ConsumerInfo, IterationDetail, JobSpec, Tri
 
 T0 = datetime(2025, 6, 18, 12, tzinfo=timezone.utc)
 LAYOUT = {"partitions": 2, "rows": 1000}
+mostly_on_sqlite = pytest.mark.parametrize(
+    "make_log", ["sqlite", pytest.param("postgresql", marks=pytest.mark.soak)], indirect=True
+)
+"""Marks what a log does whatever its database; what databases do differently runs on both."""
 
 
 class Advancing:

@@ -1,282 +1,268 @@
-"""A newcomer's first hour, in a fresh clone with an empty HOME: the demo, then the quickstart.
+"""The quickstart's text and the demo's steps, in this process and without Spark.
 
-The clone has the files of the work tree that git tracks or would add. It uses the Python that runs
-the tests, which the launcher has set up: another set-up would show nothing new. Its demo loads half
-of the distributions, with less than a quarter of the rows.
+The same by processes of their own, with Spark, triggers and webhooks, is a soak: test_first_hour.
 """
 
 from __future__ import annotations
 
+import io
 import json
-import os
+import logging
 import re
+import runpy
 import shlex
-import shutil
-import subprocess
 import sys
-import urllib.request
-from collections.abc import Mapping
+from contextlib import redirect_stdout
 from dataclasses import dataclass
-from pathlib import Path
+from subprocess import CompletedProcess
+from types import SimpleNamespace
+from typing import Any
 
+import dagster as dg
 import httpx
+import pyarrow as pa
 import pytest
+from deltalake import DeltaTable
+from rich.console import Console
+from standardwebhooks import Webhook
 
-from iscp_dagster.joblog.sql.log import SqlLog
-from iscp_dagster.local.services import credentials
-from iscp_dagster.local.services.settings import CLICKHOUSE, DAGSTER, PARTS
-from iscp_dagster.local.services.state import find_running_stack as current
-from iscp_dagster.local.spark.server import JAVA_OPTIONS_VARIABLE
+import assets
+from assets.docs import symbols
+from iscp_dagster.demo import load as loading
+from iscp_dagster.demo.receiver import Receiver
+from iscp_dagster.demo.run import Demo
+from iscp_dagster.demo.symbols import list_source_files
 from iscp_dagster.local.stack.ports import find_free_port
+from iscp_dagster.location.assets.source_asset import Load
+from iscp_dagster.model.clock import get_utc_now
 from iscp_dagster.model.moment import START
+from support.clients.cli import CommandLine
 from support.clients.document_commands import Reader, blocks_of, section
-from support.paths import DOCS, ROOT
-from support.services.stack import (
-    QUICK,
-    Stack,
-    assert_in_files_of_their_own,
-    assert_nothing_left,
-    clean_environment,
-    commands_of,
-    free_ports,
-    iscp,
-    processes_of,
-    query,
-    running_stack,
-)
+from support.jobs.one_table import name_deployment
+from support.jobs.sensor_ticks import Ticks
+from support.lake.delta_tables import Table, deployment_at
+from support.paths import DOCS
+from support.spark.fake_spark import run_sql
 
-pytestmark = pytest.mark.timeout(2400)
-NOT_UP = 3
-SMALL = ("clickhouse-connect", "jinja2", "pydantic", "rich", "typer")
-PARTITIONS = 4 * len(SMALL)
-FEWEST_ROWS = 3 * 5_000
-NO_PROXY = {"no_proxy": "127.0.0.1", "NO_PROXY": "127.0.0.1"}
-
-
-@dataclass(frozen=True, kw_only=True)
-class Newcomer:
-    """A newcomer's clone and shell, and the output of the demo."""
-
-    clone: Path
-    environment: Mapping[str, str]
-    demo: subprocess.CompletedProcess[str]
-
-    @property
-    def home(self) -> Path:
-        return self.clone / ".iscp"
-
-    def iscp(self, *arguments: str) -> subprocess.CompletedProcess[str]:
-        return iscp(self.environment, self.clone, *arguments)
-
-    def shell(self) -> dict[str, str]:
-        """Return the variables of `iscp env`."""
-        lines = self.iscp("env").stdout.splitlines()
-        return dict(shlex.split(line)[1].split("=", 1) for line in lines)
-
-
-def cloned(folder: Path) -> Path:
-    """Copy the files that git tracks or would add into `folder`."""
-    listing = ["git", "ls-files", "--cached", "--others", "--exclude-standard", "-z"]
-    found = subprocess.run(listing, cwd=ROOT, capture_output=True, text=True, check=False)
-    if found.returncode:
-        pytest.skip(f"needs git and a repository to clone: {found.stderr.strip()}")
-    for name in filter(None, found.stdout.split("\0")):
-        if (ROOT / name).exists():
-            (folder / name).parent.mkdir(parents=True, exist_ok=True)
-            shutil.copy(ROOT / name, folder / name)
-    return folder
-
-
-def choose_small_distributions(clone: Path) -> None:
-    """Have the clone's demo load these distributions only."""
-    file = clone / "iscp_dagster" / "demo" / "load.py"
-    listing = re.compile(r"^DISTRIBUTIONS = \([^)]+\)$", re.MULTILINE)
-    text, number = listing.subn(f"DISTRIBUTIONS = {SMALL}", file.read_text())
-    assert number == 1
-    file.write_text(text)
-
-
-def with_nothing_fetched(home: Path, clone: Path) -> dict[str, str]:
-    environ = clean_environment(home / "unused") | free_ports()
-    for name in ("ISCP_HOME", "ISCP_JARS", "PYTHONPATH", "VIRTUAL_ENV", "XDG_CACHE_HOME"):
-        environ.pop(name, None)
-    environ["ISCP_DEMO_PORT"] = str(find_free_port())
-    # The demo has enough rows to gain from generated code, which other tests turn off.
-    environ[JAVA_OPTIONS_VARIABLE] = QUICK
-    path = os.pathsep.join(map(str, (clone, *(clone / "packages").iterdir())))
-    return environ | {"HOME": str(home), "COLUMNS": "80", "PYTHONPATH": path}
-
-
-@pytest.fixture(scope="module")
-def newcomer(tmp_path_factory):
-    """Run the demo in a clone whose stack was down; its stack stays up."""
-    clone = cloned(tmp_path_factory.mktemp("a fresh clone"))
-    choose_small_distributions(clone)
-    environ = with_nothing_fetched(tmp_path_factory.mktemp("home"), clone)
-    assert iscp(environ, clone, "status").returncode == NOT_UP
-    assert json.loads(iscp(environ, clone, "status", "--json").stdout)["condition"] == "down"
-    try:
-        done = iscp(environ, clone, "demo", "--keep")
-        yield Newcomer(clone=clone, environment=environ, demo=done)
-    finally:
-        iscp(environ, clone, "down")
-
-
-def test_every_partition_of_every_index_is_in_step_and_verified(newcomer):
-    done = newcomer.demo
-    assert done.returncode == 0, done.stdout + done.stderr
-    rows = [line for line in done.stdout.splitlines() if line.rstrip().endswith("yes")]
-    assert len(rows) == PARTITIONS, done.stdout
-    assert all(line.split()[-2:] == ["yes", "yes"] for line in rows)
-    total = re.search(rf"{PARTITIONS} partitions, ([\d,]+) rows compared", done.stdout)
-    assert total, done.stdout
-    assert int(total[1].replace(",", "")) >= FEWEST_ROWS
-
-
-def test_the_change_reached_every_distribution_but_one(newcomer):
-    every = SqlLog(f"sqlite:///{newcomer.home / 'iscp_log.sqlite'}").list_jobs()
-    jobs = [job for job in every if job.key.job_name in {"mirror", "text", "vector"}]
-    assert len(jobs) == 3 * len(SMALL)
-    untouched = SMALL[-1]
-    for job in jobs:
-        if job.key.tenant == untouched:
-            # It moves in memory until the hourly flush, which may happen during the demo.
-            assert job.status.from_ == START, job
-            assert job.watermark.version in {1, 2}, job
-        else:
-            assert job.watermark.version == 2, job
-            assert job.status.from_.version == 1, job
-            assert job.status.counts["deleted"] > 0, job
-    changed = [job for job in jobs if job.status.counts["inserted"] and job.status.from_ != START]
-    assert len({job.key.tenant for job in changed}) > len(SMALL) // 2
-
-
-def test_the_trigger_told_a_verified_receiver_what_became_deprecated(newcomer):
-    lines = newcomer.demo.stdout.partition("Webhooks, verified:")[2].splitlines()
-    event_id, kind, name = lines[2].split()
-    assert (kind, name) == ("MATCH", "rich.progress.track")
-    assert lines[3].startswith("and "), "no other began to"
-    events = json.loads(newcomer.iscp("events", "list", "--json", "--limit", "1000").stdout)
-    assert {each["state"] for each in events} == {"delivered"}
-    ceased = [each["event_type"] for each in events].count("UNMATCH")
-    assert re.search(rf"and {ceased:,} UNMATCH", newcomer.demo.stdout)
-    assert ceased > 0
-    (event,) = [each for each in events if each["event_id"] == event_id]
-    assert event["key"] == '["rich","rich.progress.track"]'
-
-
-METADATA = """{ assetOrError(assetKey: {path: ["docs", "symbols_deprecated"]}) { ... on Asset {
-    assetMaterializations(limit: 1) { metadataEntries {
-        label ... on IntMetadataEntry { intValue } ... on TextMetadataEntry { text } } } } } }"""
-
-
-def test_the_triggers_asset_shows_what_became_of_its_events(newcomer):
-    url = f"{newcomer.shell()['DAGSTER_URL']}/graphql"
-    asset = httpx.post(url, json={"query": METADATA}).json()["data"]["assetOrError"]
-    (materialization,) = asset["assetMaterializations"]
-    shown = {
-        each["label"]: each.get("intValue", each.get("text"))
-        for each in materialization["metadataEntries"]
-    }
-    assert {"matches", "unmatches", "active", "events_pending"} <= set(shown)
-    assert shown["events_delivered"] + shown["events_pending"] > 0
-    assert (shown["events_dead"], shown["endpoints"]) == (0, "receiver active")
-
-
-@pytest.mark.parametrize(("title", "number"), [("Words:", 2), ("Meaning:", 5), ("SQL:", 5)])
-def test_each_search_finds_something(newcomer, title, number):
-    after = newcomer.demo.stdout.partition(title)[2].splitlines()
-    assert all(line.strip() for line in after[2 : 2 + number])
-
-
-def test_it_fits_eighty_columns(newcomer):
-    shown = newcomer.demo.stdout.splitlines()
-    lines = [line for line in shown if str(newcomer.clone) not in line]
-    assert max(map(len, lines)) <= 80, max(lines, key=len)
+SECRET = f"whsec_{'A' * 32}"
 
 
 def walk():
     return blocks_of(section(DOCS / "quickstart.md", "Your own table"))
 
 
-def test_the_walk_declares_asks_changes_and_verifies():
-    blocks = walk()
-    assert "assets/tickets.py" in [block.title for block in blocks]
-    declaration = next(block.text for block in blocks if block.title == "assets/tickets.py")
-    assert len(declaration.strip().splitlines()) <= 10
-    outputs = [block for block in blocks if block.language == "text"]
-    assert len(outputs) >= 7
+@dataclass(frozen=True, kw_only=True)
+class NearReader(Reader):
+    """Follows a document in this process, where nothing but ClickHouse is started."""
+
+    command_line: CommandLine
+    ticks: Ticks
+
+    def run(self, commands: str) -> CompletedProcess[str]:
+        output = "".join(map(self.run_line, self.fill_in(commands).splitlines()))
+        return CompletedProcess(commands, 0, stdout=output, stderr="")
+
+    def run_line(self, line: str) -> str:
+        words = shlex.split(line)
+        if words[0] in {"eval", "."} or words[:2] in (["./iscp", "up"], ["./iscp", "down"]):
+            return ""
+        if words[0] == "./iscp":
+            code, text = self.command_line(*words[1:])
+            assert code == 0, text
+            return text
+        if "$DAGSTER_URL/graphql" in words:
+            self.synchronize()
+            return ""
+        if words[0] != ".venv/bin/python":
+            done = super().run(line)
+            assert done.returncode == 0, done.stderr
+            return done.stdout
+        with redirect_stdout(io.StringIO()) as output:
+            runpy.run_path(str(self.folder / words[1]), run_name="__main__")
+        self.synchronize()
+        return output.getvalue()
+
+    def synchronize(self) -> None:
+        """Load the location, once it is declared, and run all that its sensor asks for."""
+        if (self.folder / "assets" / "tickets.py").exists():
+            self.ticks.defs = (
+                self.ticks.defs or runpy.run_module("iscp_dagster.definitions")["defs"]
+            )
+            while requests := self.ticks().run_requests:
+                for each in requests:
+                    job = self.ticks.defs.resolve_job_def(each.job_name)
+                    job.execute_in_process(instance=self.ticks.instance, tags=dict(each.tags))
+        # Leave out what Dagster logged.
+        self.command_line.capsys.readouterr()
+
+
+def make_plain(statement):
+    """Write a statement as the stand-in for Spark reads it: in one line, without suffixes."""
+    return re.sub(r"\b([\d.]+)F\b", r"float(\1)", " ".join(statement.split()))
+
+
+@pytest.fixture
+def reader(tmp_path, own_clickhouse_url, near_spark, migrations_read, monkeypatch, capsys):
+    """Return a reader whose files in `assets/` belong to the location."""
+    environ = name_deployment(monkeypatch, tmp_path) | {"CLICKHOUSE_URL": own_clickhouse_url}
+    monkeypatch.setenv("CLICKHOUSE_URL", own_clickhouse_url)
+    monkeypatch.setenv("COLUMNS", "80")
+    monkeypatch.setattr("support.clients.document_commands.FOLLOW_SECONDS", 10)
+    (tmp_path / "assets").mkdir()
+    monkeypatch.setattr(assets, "__path__", [*assets.__path__, str(tmp_path / "assets")])
+    for name in ("get_shared_session", "create_private_session"):
+        monkeypatch.setattr(f"iscp_dagster.api.environment.{name}", lambda _: near_spark)
+    plain = SimpleNamespace(sql=lambda text: run_sql(make_plain(text)))
+    builder = SimpleNamespace(builder=SimpleNamespace(getOrCreate=lambda: plain))
+    monkeypatch.setattr("pyspark.sql.SparkSession", builder)
+    with dg.DagsterInstance.ephemeral(
+        str(tmp_path), settings={"telemetry": {"enabled": False}}
+    ) as instance:
+        yield NearReader(
+            folder=tmp_path,
+            places={"/tmp/lake": str(tmp_path / "lake"), ".venv/bin/iscp": "./iscp"},
+            environment=environ | {"no_proxy": "127.0.0.1", "PATH": "/usr/bin:/bin"},
+            logs=str,
+            command_line=CommandLine(capsys, monkeypatch),
+            ticks=Ticks(None, instance),
+        )
+    sys.modules.pop("assets.tickets", None)
+
+
+def test_the_walk_gives_what_is_written(reader):
+    """Without its trigger and desk, since only Spark writes the times that triggers need."""
+    unused = ("desk", "MATCH fixed", '{"data":')
+    blocks = [each for each in walk() if not any(part in each.title + each.text for part in unused)]
     assert blocks[-1].text.strip() == "./iscp down"
+    changes = [each.title for each in blocks].index("change_tickets.py")
+    proof = blocks_of(section(DOCS / "production.md", "A deployment of your own, step by step"))
+    verify = next(at for at, each in enumerate(proof) if "iscp verify" in each.text)
+    reader.do([*blocks[:changes], *proof[verify : verify + 2], *blocks[changes:]])
 
 
-def test_after_the_demo_the_walk_as_written_then_down_and_up_again(newcomer, tmp_path):
-    home = newcomer.home
-    assert_up(newcomer)
-    url = newcomer.shell()["CLICKHOUSE_URL"]
-    query(url, "CREATE TABLE kept (n Int64) ENGINE = MergeTree ORDER BY n")
-    query(url, "INSERT INTO kept VALUES (42)")
-    stack = Stack(home=home, supervisor=current(home).supervisor)
-    reader(newcomer, tmp_path / "lake", stack).do(walk())
-    assert_nothing_left(home)
-    assert "Traceback" not in (home / "logs" / "supervisor.log").read_text()
-    secrets = credentials.read(home)
-    values = {secrets.password, secrets.spark_token, secrets.webhook}
-    assert_in_files_of_their_own(newcomer.clone, values)
-    assert newcomer.iscp("status").returncode == NOT_UP
-    assert "not up" in newcomer.iscp("down").stdout
-    with running_stack(home, (CLICKHOUSE,)) as second:
-        assert query(second.clickhouse_url, "SELECT n FROM kept") == "42"
+TENANTS = ("rich", "typer")
+MODULES = 6
+"""Of each distribution; of rich they include the one whose symbol the demo changes."""
+MERGE = re.compile(
+    r"MERGE INTO delta\.`(?P<path>.+?)` AS held USING symbols_now AS now ON (?P<on>.+) "
+    r"WHEN MATCHED AND (?P<differs>.+) THEN UPDATE SET \* WHEN NOT MATCHED THEN INSERT \* "
+    r"WHEN NOT MATCHED BY SOURCE AND (?P<gone>.+) THEN DELETE"
+)
 
 
-def reader(newcomer, lake, stack):
-    """Return a reader in the clone, with this machine's addresses and no proxy before them."""
-    python, desk = shlex.quote(sys.executable), find_free_port()
-    # Each block has a shell of its own, where a reader goes on in the same one.
-    shell = newcomer.shell()
-    addresses = {name: shell[name] for name in ("CLICKHOUSE_URL", "DAGSTER_URL")}
-    return Reader(
-        folder=newcomer.clone,
-        places={
-            "./iscp": f"{python} -m iscp_dagster.cli.main",
-            ".venv/bin/python": python,
-            "/tmp/lake": str(lake),
-            "127.0.0.1:8754": f"127.0.0.1:{desk}",
-            '("127.0.0.1", 8754)': f'("127.0.0.1", {desk})',
-        },
-        environment={**newcomer.environment, **addresses, **NO_PROXY},
-        logs=lambda: stack.home.joinpath("logs", "dagster.log").read_text(errors="replace")[-4000:],
+class LoadingSpark:
+    """Does what the demo's `load` asks of Spark: frames of Arrow, CREATE and MERGE by delta-rs."""
+
+    def createDataFrame(self, rows):  # noqa: N802 - Spark's name
+        self.batches = [pa.RecordBatch.from_pylist(rows)]
+        return self
+
+    def repartition(self, _tasks):
+        return self
+
+    def mapInArrow(self, function, _schema):  # noqa: N802 - Spark's name
+        self.symbols = pa.Table.from_batches(function(self.batches))
+        return self
+
+    def createOrReplaceTempView(self, name):  # noqa: N802 - Spark's name
+        assert name == "symbols_now"
+
+    def sql(self, text):
+        text = " ".join(text.split())
+        if (merge := MERGE.fullmatch(text)) is None:
+            run_sql(re.sub(r" COMMENT '[^']*'", "", text))
+            return
+        self.symbols = self.symbols.cast(pa.schema(DeltaTable(merge["path"]).schema().to_arrow()))
+        held = DeltaTable(merge["path"]).merge(
+            self.symbols, merge["on"], source_alias="now", target_alias="held"
+        )
+        held = held.when_matched_update_all(merge["differs"]).when_not_matched_insert_all()
+        held.when_not_matched_by_source_delete(merge["gone"]).execute()
+
+
+def post_signed(url, event):
+    """Send a webhook; return the receiver's status."""
+    body, now, number = json.dumps(event), get_utc_now(), str(event["event_id"])
+    headers = {
+        "webhook-id": number,
+        "webhook-timestamp": str(int(now.timestamp())),
+        "webhook-signature": Webhook(SECRET).sign(number, now, body),
+    }
+    return httpx.post(url, content=body, headers=headers, trust_env=False).status_code
+
+
+@dataclass
+class NearDagster:
+    """Does in this process what the demo asks of Dagster, and delivers an event of each kind."""
+
+    table: Table
+    receiver: Receiver
+    url: str = "nowhere"
+
+    def add_partition(self, definition: str, key: str) -> None:
+        assert (definition, key in TENANTS) == ("docs_symbols_tenants", True)
+
+    def materialize(self, _asset: Any, partitions: tuple[str, str], config: Any) -> str:
+        first, last = map(TENANTS.index, partitions)
+        (config,) = config["ops"].values()
+        asked = Load(
+            spark=LoadingSpark(),
+            path=self.table.path,
+            tenants=TENANTS[first : last + 1],
+            config=loading.SymbolsConfig(**config["config"]),
+            log=logging.getLogger(__name__),
+        )
+        loading.load_symbols(asked)
+        self.table.follow()
+        for kind in ("MATCH", "UNMATCH"):
+            name = f"{kind} of {self.table.version}"
+            event = {"event_id": name, "event_type": kind, "data": {"qualified_name": name}}
+            assert post_signed(self.receiver.url, event) == 204
+        return "run"
+
+    def wait(self, run_id: str, seconds: float) -> None:
+        assert run_id == "run"
+
+
+def test_the_demo_loads_changes_searches_and_verifies(
+    own_clickhouse_url, near_spark, tmp_path, monkeypatch
+):
+    def list_some(distribution):
+        files = sorted(
+            list_source_files(distribution), key=lambda each: "progress" not in each.file
+        )
+        return files[:MODULES]
+
+    monkeypatch.setattr(loading, "list_source_files", list_some)
+    table = Table(deployment_at(own_clickhouse_url, near_spark, tmp_path), symbols)
+    shown = Console(file=io.StringIO(), width=80, highlight=False)
+    with Receiver(find_free_port(), SECRET) as receiver:
+        verdicts = Demo(
+            deployment=table.deployment,
+            source=symbols,
+            dagster=NearDagster(table, receiver),
+            console=shown,
+            tenants=TENANTS,
+            receiver=receiver,
+        ).run_steps()
+    assert len(verdicts) == len(TENANTS) * len(symbols.indexes)
+    assert all(each.agrees and each.rows > MODULES for each in verdicts)
+    changed, untouched = (
+        [job for job in table.jobs() if job.key.tenant == tenant] for tenant in TENANTS
     )
-
-
-def assert_up(newcomer):
-    status = newcomer.iscp("status", "--json")
-    assert status.returncode == 0
-    facts = json.loads(status.stdout)
-    services = {service["name"]: service for service in facts["services"]}
-    assert set(services) == {part for parts in PARTS.values() for part in parts}
-    assert {service["condition"] for service in services.values()} == {"ready"}
-    assert all(service["note"] == "" for service in services.values()), services
-    assert all(Path(service["log"]).is_file() for service in services.values())
-    clickhouse = newcomer.environment["ISCP_CLICKHOUSE_PORT"]
-    assert services[CLICKHOUSE]["address"].endswith(clickhouse)
-    with urllib.request.urlopen(services[DAGSTER]["address"] + "/server_info") as answer:
-        assert b"dagster_version" in answer.read()
-    assert httpx.post(services[CLICKHOUSE]["address"], content="SELECT 1").status_code == 401
-    assert_kept_secret(newcomer, facts)
-    again = newcomer.iscp("up")
-    assert again.returncode == 0
-    assert "already up" in again.stdout
-    for service in services.values():
-        assert service["address"] in again.stdout
-
-
-def assert_kept_secret(newcomer, facts):
-    """Check that secrets are only in environments and in files that only their owner reads."""
-    shown = json.loads(newcomer.iscp("status", "--show-password", "--json").stdout)
-    secrets = {shown["clickhouse_password"], shown["spark_token"], shown["webhook_secret"]}
-    assert not any(secret in json.dumps(facts) for secret in secrets)
-    assert shown["clickhouse_password"] in newcomer.shell()["CLICKHOUSE_URL"]
-    assert newcomer.shell()["SPARK_REMOTE"].endswith(f"/;token={shown['spark_token']}")
-    for command in commands_of(processes_of(newcomer.home)):
-        assert not any(secret in command for secret in secrets), command
-    assert_in_files_of_their_own(newcomer.clone, secrets)
+    assert all(job.watermark.version == 2 for job in changed)
+    assert all(job.status.from_.version == 1 for job in changed)
+    assert all(job.status.counts["deleted"] > 0 < job.status.counts["inserted"] for job in changed)
+    assert all(job.status.from_ == START for job in untouched), "it moves in memory only"
+    text = shown.file.getvalue()
+    assert max(map(len, text.splitlines())) <= 80
+    rows = [line.split()[-2:] for line in text.splitlines() if line.rstrip().endswith("yes")]
+    assert rows == [["yes", "yes"]] * len(verdicts)
+    assert "MATCH of 2" in text
+    assert "MATCH of 1" not in text, "this came before the change"
+    assert "and 1 UNMATCH" in text
+    for title, number in (("Meaning:", 5), ("SQL:", len(TENANTS))):
+        found = text.partition(title)[2].splitlines()[2 : 2 + number]
+        assert all(line.strip() for line in found), text
+    doc = "SELECT doc FROM docs.symbols_mirror WHERE qualified_name = 'rich.progress.track'"
+    assert table.query(doc)[0][0].endswith("Deprecated, as an example.")

@@ -23,10 +23,11 @@ from iscp_dagster.joblog.leases import LeaseDurations
 from iscp_dagster.joblog.sql.log import SqlLog
 from iscp_dagster.model.errors import FenceError
 from iscp_dagster.runs.alembic_cache import cache_migrations
-from iscp_dagster.spark.session import get_shared_session
 from iscp_dagster.sync.deployment import Deployment
+from support.spark.fake_spark import NearSpark, near
 
 PAUSE, LOOK_PAUSE = 0.3, 1.0
+NOWHERE = "http://127.0.0.1:9"
 CHANGED: threading.Event = threading.Event()
 
 
@@ -81,9 +82,9 @@ def main(config: dict[str, Any]) -> None:
     events = Path(config["told"])
     log = SqlLog(config["log"], leases=LeaseDurations(**config["leases"]), actor=config["name"])
     deployment = Deployment(
-        endpoint=ClickHouseEndpoint.parse(config["clickhouse"]),
+        endpoint=ClickHouseEndpoint.parse(NOWHERE),
         log=log,
-        spark=lambda: get_shared_session(config["spark"]),
+        spark=NearSpark,
         lake=config["lake"],
     )
     source = SourceTable(config["table"], key="id", tenant="tenant", indexes=[])
@@ -120,4 +121,5 @@ def main(config: dict[str, Any]) -> None:
 
 
 if __name__ == "__main__":
-    main(json.loads(Path(sys.argv[1]).read_text()))
+    with near():
+        main(json.loads(Path(sys.argv[1]).read_text()))

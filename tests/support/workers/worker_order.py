@@ -38,10 +38,6 @@ LANES = {
         "acceptance/location/",
     ),
     "around": (
-        *(
-            f"acceptance/deployments/test_{name}"
-            for name in ("library", "production", "two_dagsters")
-        ),
         "acceptance/iterations/",
         "acceptance/events/",
     ),
@@ -49,7 +45,6 @@ LANES = {
 BEHIND = 5
 """The niceness of the others."""
 FIRST = (
-    "acceptance/deployments/test_quickstart",
     "acceptance/spark/test_cluster",
     "acceptance/",
     # Early: at the end one worker would be busy with it alone.

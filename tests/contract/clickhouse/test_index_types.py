@@ -41,7 +41,6 @@ from support.lake.row_writer import (
 )
 from support.lake.type_cells import (
     BINARY,
-    BOOLEAN,
     CASES,
     DATE,
     DOUBLE,
@@ -211,7 +210,7 @@ VALUES = st.recursive(
 
 
 @given(st.lists(st.dictionaries(st.text(max_size=3), VALUES, max_size=3), min_size=20))
-@settings(max_examples=25, phases=UNSHRUNK, derandomize=True)
+@settings(max_examples=10, phases=UNSHRUNK, derandomize=True)
 def test_whatever_json_the_type_holds_comes_back_as_the_same_value(endpoint, values):
     texts = [text for text in map(json.dumps, values) if is_lossless_json(text)]
     column = pa.table({"c": pa.array(texts, pa.string())})
@@ -251,7 +250,7 @@ def test_whole_numbers_in_an_array_would_be_rounded_as_another_rows_doubles(endp
 
 
 @given(st.lists(st.one_of(st.integers(0, 2**128 - 1), st.integers(0, 2**49)), min_size=20))
-@settings(max_examples=10, phases=UNSHRUNK)
+@settings(max_examples=5, phases=UNSHRUNK)
 def test_an_address_is_in_its_shortest_form_when_clickhouse_writes_it_so(endpoint, numbers):
     sparse = [number & (0xFFFF << 16 * (number % 8)) for number in numbers]
     packed = [number.to_bytes(16, "big") for number in [*numbers, *sparse]]
@@ -270,14 +269,12 @@ KEYS = [
     (STRING, "IPv6", "::1", "x"),
     (STRING, "Enum8('it\\'s' = 1, ',)(' = 2)", "it's", "x"),
     (LONG, "UInt8", 255, 256),
-    (LONG, "Int256", -5, None),
     (LONG, "Decimal(40, 2)", 5, None),
     (DATE, "Date", day(2020), day(9999)),
-    (DATE, "String", day(9999), None),
     (STAMP, "DateTime('Asia/Tokyo')", at(2020, 1, 1), at(9999, 1, 1)),
     (STAMP, "DateTime64(3, 'UTC')", at(2020, 1, 1), at(9999, 1, 1)),
     (STAMP, "Int64", at(9999, 1, 1), None),
-    *((BINARY, None, b"\xff\x00", None), (BOOLEAN, None, True, None), (DOUBLE, None, 0.5, None)),
+    *((BINARY, None, b"\xff\x00", None), (DOUBLE, None, 0.5, None)),
     *((DATE, None, day(2024), None), (STAMP, None, at(2023, 11, 14), None)),
     *((Decimal(20, 3), None, Exact("-1.25"), None), (Primitive("integer"), None, -3, None)),
 ]

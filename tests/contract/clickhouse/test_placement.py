@@ -60,16 +60,13 @@ TYPES = {
     "fixed": ("string", "FixedString(3)", [f"{n:03}" for n in range(40)]),
     "day": ("date", None, [f"{year}-02-03" for year in range(1930, 1970)]),
 }
-STRINGS = ("s", "low", "fixed")
-NUMBERS = ("by", "i", "l", "u")
 KEYS = [
     *((name, ("s",)) for name in FUNCTIONS if not name.startswith("intHash")),
     *((name, ("l",)) for name in FUNCTIONS if not name.startswith("CRC")),
     *((name, ("u", "s")) for name, each in FUNCTIONS.items() if each.several),
     *(("cityHash64", (column,)) for column in TYPES),
     *(("javaHash", (column,)) for column in ("low", "by", "i", "uuid", "fixed", "day")),
-    *(("intHash32", (column,)) for column in (*NUMBERS, "day")),
-    *(("CRC32", (column,)) for column in STRINGS),
+    *(("intHash32", (column,)) for column in ("by", "u", "day")),
 ]
 KEYS = list(dict.fromkeys(KEYS))
 IDS = [f"{function}({', '.join(columns)})" for function, columns in KEYS]
@@ -216,7 +213,7 @@ def count_misplaced(store, column):
     return query(store, f"{sql} != {sharding.shard}")[0][0]
 
 
-@pytest.mark.parametrize("function", ["cityHash64", "murmurHash3_32", "hiveHash", "intHash32"])
+@pytest.mark.parametrize("function", ["murmurHash3_32", "intHash32"])
 def test_each_shard_says_of_its_rows_what_the_expression_says(server, function):
     column = "id" if function.startswith("intHash") else "word"
     index = Mirror(sharding={"hash_function": function, "key": [column]})
@@ -235,7 +232,7 @@ def test_each_shard_says_of_its_rows_what_the_expression_says(server, function):
 BY_ID = {"hash_function": "cityHash64", "key": ["id"]}
 
 
-@settings(max_examples=20)
+@settings(max_examples=5)
 @given(
     ids=st.lists(st.integers(-(2**63), 2**63 - 1), min_size=1, max_size=40, unique=True),
     cut=st.integers(1, 40),
@@ -297,41 +294,24 @@ def test_a_row_that_does_not_fit_stops_its_own_shard_alone(server):
     assert stores[stopped].placement.select_rows(rows([7])).num_rows == 1
 
 
-def test_only_a_shards_own_rows_are_counted_and_their_deletes(server):
+def test_each_shard_has_its_own_rows_and_their_deletes_and_keys(server):
     stores = build_stores(server, Mirror(sharding=BY_ID))
+    receipts = [write(store, rows([500]), rows_per_chunk=1) for store in stores]
+    assert sorted(len(each) for each in receipts) == [0, 0, 1], "no chunk without its rows"
     totals = Counter()
     for store in stores:
-        (before,) = write(store, rows(range(45)))
-        (after,) = write(store, rows(range(0, 45, 3), version=2, deleted=True), since=1, upto=2)
-        number = count(store, "a")
-        assert before.inserted - after.deleted == number
-        totals.update(inserted=before.inserted, deleted=after.deleted, count=number)
-    assert totals == {"inserted": 45, "deleted": 15, "count": 30}
-
-
-def test_a_chunk_without_a_row_of_the_shard_is_no_chunk(server):
-    stores = build_stores(server, Mirror(sharding=BY_ID))
-    receipts = [write(store, rows([5]), rows_per_chunk=1) for store in stores]
-    assert sorted(len(each) for each in receipts) == [0, 0, 1]
-
-
-def test_a_replay_sends_the_same_chunks_under_the_same_tokens(server):
-    for store in build_stores(server, Mirror(sharding=BY_ID)):
         for _ in range(2):
-            write(store, rows(range(100)), rows_per_chunk=30)
-        # Without FINAL: the repeated chunk was dropped by its token.
+            (before,) = write(store, rows(range(45)), rows_per_chunk=20)
+        # Without FINAL: the repeated chunks were dropped by their tokens.
         ((number, distinct),) = query(store, "SELECT count(), uniqExact(id) FROM {rows}")
         assert number == distinct > 0
-
-
-def test_each_shard_is_asked_for_the_keys_that_it_served(server):
-    stores = build_stores(server, Mirror(sharding=BY_ID))
-    for store in stores:
-        write(store, rows(range(20)))
-    scans = [make_scan(store, since=1, upto=2) for store in stores]
+        (after,) = write(store, rows(range(0, 45, 3), version=2, deleted=True), since=1, upto=2)
+        totals.update(inserted=before.inserted, deleted=after.deleted, count=count(store, "a"))
+    assert totals == {"inserted": 45, "deleted": 15, "count": 31}
+    scans = [make_scan(store, since=2, upto=3) for store in stores]
     writer = TaskWriter(scans=scans, keys=("id",), sleep=lambda _: None)
-    fresh = rows(range(19, 25), version=2).append_column(FRESH, pa.array([True] * 6))
-    with raises_naming(FeedGoneError, "{'id': 19}"):
+    fresh = rows(range(44, 50), version=3).append_column(FRESH, pa.array([True] * 6))
+    with raises_naming(FeedGoneError, "{'id': 44}"):
         writer(0, fresh.to_batches())
     receipts = writer(0, fresh.slice(1).to_batches())
     assert sum(receipt.inserted for receipt in receipts) == 5
@@ -366,22 +346,15 @@ def test_floats_do_not_say_where_a_row_is(server):
 
 
 def test_an_index_that_is_spread_otherwise_is_refused_with_the_remedy(server):
-    store, *_ = build_stores(server, Mirror(sharding=BY_ID))
-    two, *_ = expand_shards(store.shape.source, 2).indexes
-    otherwise = replace(store, shape=replace(store.shape, index=two))
-    with raises_naming(SchemaError, "'shards': 3", "'shards': 2", "iscp job rebuild"):
-        otherwise.ensure()
-
-
-def test_servers_that_are_named_in_another_order_are_refused(server):
     first, second, _ = build_stores(server, Mirror(sharding=BY_ID))
-    swapped = replace(first, shape=replace(first.shape, index=second.shape.index))
-    with raises_naming(SchemaError, "'shard': 0", "'shard': 1"):
-        swapped.ensure()
-
-
-def test_what_an_earlier_declaration_had_built_more_often_is_refused(server):
-    first, *_ = build_stores(server, Mirror(sharding=BY_ID))
+    fewer, *_ = expand_shards(first.shape.source, 2).indexes
+    for index, values in (
+        (fewer, ["'shards': 3", "'shards': 2", "iscp job rebuild"]),
+        (second.shape.index, ["'shard': 0", "'shard': 1"]),
+    ):
+        with raises_naming(SchemaError, *values):
+            replace(first, shape=replace(first.shape, index=index)).ensure()
+    # What an earlier declaration had built more often.
     later = replace(first, shape=replace(first.shape, generation=2))
     later.ensure()
     later.ensure_views()

@@ -2,12 +2,12 @@
 
 A history is its name, SQL with `{t}` for the Delta table, `LOOK` where it is synchronized and
 compared in between, and what differs from a table `(tenant, id, v)`: other columns after the id
-(`more`), or all of them (`columns`). They stand by kinds of what went wrong; `ELSEWHERE` says where
-the kinds are that are no such history.
+(`more`), or all of them (`columns`). They are grouped by what went wrong; `ELSEWHERE` names the
+tests of kinds that cannot be written as such a history.
 
-A history with an archive in `tests/golden/histories/nasty` was written once by Spark: its tables,
-and the rows that Spark read of them. The others are written in one Spark, some side by side; in a
-soak all are. To keep all of them, or those that `-k` names:
+An archive in `tests/golden/histories/nasty` keeps the tables of a history, which Spark wrote once,
+and the rows that Spark read of them. A history without one is written in one Spark, some side by
+side; a soak writes all of them. To keep all, or those that `-k` names:
 `ISCP_WRITE_HISTORIES=1 pytest -m "soak or not soak" -k test_clickhouse_has_what_spark_has
 tests/acceptance/histories/test_nasty_histories.py`.
 """
@@ -351,6 +351,7 @@ HISTORIES = {
             ),
             *("OPTIMIZE {t}", "DELETE FROM {t} WHERE id % 5 = 0"),
             properties=VECTORS,
+            soak=True,
         ),
         history(
             "half of a large file is deleted, twice",
@@ -358,6 +359,7 @@ HISTORIES = {
             *("DELETE FROM {t} WHERE id % 2 = 0", "DELETE FROM {t} WHERE id % 4 = 1"),
             properties=VECTORS,
             where="id % 997 < 3",
+            soak=True,
         ),
         history(
             "deletion vectors come, are purged and given up",
@@ -518,6 +520,7 @@ HISTORIES = {
             *(put("'a', 3, 'x', 7"), LOOK, "RESTORE TABLE {t} TO VERSION AS OF 1", LOOK),
             put("'a', 4, 'on'"),
             properties=MAPPED,
+            soak=True,
         ),
         history(
             "recreated with fewer tenants, then without rows",
@@ -529,6 +532,7 @@ HISTORIES = {
             *(TWO, LOOK, clone_changed, LOOK, "UPDATE {t} SET v = 'own' WHERE id = 2"),
             on_replace="rebuild",
             movable=False,
+            soak=True,
         ),
     ),
     "columns that come, go and are renamed": (
@@ -573,6 +577,7 @@ HISTORIES = {
             more="s STRUCT<x: INT, y: INT>",
             properties=MAPPED,
             verified=True,
+            soak=True,
         ),
         history(
             "two fields of a struct exchange their names",
@@ -598,6 +603,7 @@ HISTORIES = {
             properties=MAPPED,
             nulls=False,
             verified=True,
+            soak=True,
         ),
         history(
             "a struct's field is dropped and added with another type",
@@ -636,6 +642,7 @@ HISTORIES = {
             ),
             put("'a', 3, 'V'"),
             properties=MAPPED,
+            soak=True,
         ),
     ),
     "types that are widened": (
@@ -652,6 +659,7 @@ HISTORIES = {
             put("'a', 2, 1234567890123456.1234"),
             more="d DECIMAL(5, 2)",
             properties=WIDENING,
+            soak=True,
         ),
     ),
     "columns": (
@@ -731,6 +739,7 @@ HISTORIES = {
             more="b MAP<BINARY, INT>, s MAP<STRUCT<x: INT, y: STRING>, INT>, "
             "l MAP<ARRAY<INT>, STRING>",
             verified=True,
+            soak=True,
         ),
         history(
             "values at the ends of their types, and nulls in their place",
@@ -816,6 +825,7 @@ HISTORIES = {
             *("OPTIMIZE {t}", "VACUUM {t} RETAIN 0 HOURS", clean_log, LOOK),
             *("UPDATE {t} SET id = 3 - id", put("'c', 1, 'late'")),
             properties=f"{VECTORS}, delta.checkpointInterval = 2",
+            soak=True,
         ),
     ),
 }
@@ -846,12 +856,17 @@ ELSEWHERE = {
 """Kinds that are no history here, and the tests that hold them."""
 
 
-def select_histories(select):
+def list_histories(*, kept):
+    """Return the histories, or those with an archive; only a soak has Spark write one again."""
     return [
-        pytest.param(each, id=f"{kind}: {each.name}")
+        pytest.param(
+            each,
+            id=f"{kind}: {each.name}",
+            marks=[pytest.mark.soak] if each.soak or each.is_kept > kept else [],
+        )
         for kind, histories in HISTORIES.items()
         for each in histories
-        if select(each)
+        if each.is_kept or not kept
     ]
 
 
@@ -880,21 +895,12 @@ def running(request, spark_remote, clickhouse_url, tmp_path_factory):
     writer.stop()
 
 
-@pytest.mark.parametrize(
-    "history",
-    [
-        *select_histories(lambda history: not history.is_kept),
-        *(
-            pytest.param(*each.values, id=each.id, marks=pytest.mark.soak)
-            for each in select_histories(lambda history: history.is_kept)
-        ),
-    ],
-)
+@pytest.mark.parametrize("history", list_histories(kept=False))
 def test_clickhouse_has_what_spark_has(running, history):
     running[history.name].result()
 
 
-@pytest.mark.parametrize("history", select_histories(lambda history: history.is_kept))
+@pytest.mark.parametrize("history", list_histories(kept=True))
 def test_clickhouse_has_what_spark_had(request, clickhouse_url, tmp_path, history):
     with near() if not history.is_for_spark else nullcontext() as session:
         spark = session or request.getfixturevalue("spark_remote")

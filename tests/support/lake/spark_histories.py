@@ -38,7 +38,7 @@ LOOK = "look"
 """A step: what was committed is synchronized and compared; so it is after the last step too."""
 SAMPLES = 3
 WRITTEN_BY = {name: version(name) for name in ("pyspark", "delta-spark")}
-OF_SPARK = ("columnMapping", "enableDeletionVectors", "enableTypeWidening", "VARIANT")
+OF_SPARK = ("columnMapping", "DeletionVectors", "TypeWidening", "VARIANT", "checkpointPolicy")
 
 
 @dataclass(frozen=True)
@@ -70,6 +70,8 @@ class History:
     declared: dict[str, Any] = field(default_factory=dict)
     refused: int = 0
     """The code by which what was committed last is refused, for each index."""
+    soak: bool = False
+    """Whether it is left to soaks, since a shorter history takes the same path."""
     movable: bool = True
     """Whether the table may be kept; else its files name others by absolute paths."""
 

@@ -1,10 +1,14 @@
-"""Each package in a virtual environment with nothing but what it asks for."""
+"""What the wheels have; packages in a virtual environment with nothing but what they ask for."""
 
 import json
 import re
 import subprocess
+from importlib.metadata import PathDistribution
+from zipfile import Path as ZipPath
+from zipfile import ZipFile
 
 import pytest
+from hatchling.build import build_wheel
 
 from support.paths import PACKAGES, ROOT
 from support.services.stack import clean_environment
@@ -22,6 +26,21 @@ print(json.dumps({
     for paths in [[file.locate() for file in installed.files]]
 }))
 """
+
+
+@pytest.mark.parametrize("project", [ROOT, *PACKAGES], ids=lambda path: path.name)
+def test_a_wheel_has_the_files_of_its_package_and_nothing_else(project, tmp_path, monkeypatch):
+    monkeypatch.chdir(project)
+    wheel = tmp_path / build_wheel(str(tmp_path))
+    name = wheel.name.partition("-")[0]
+    files = {each for each in ZipFile(wheel).namelist() if ".dist-info/" not in each}
+    kept = [path for path in (project / name).rglob("*") if path.suffix != ".pyc"]
+    assert files == {str(path.relative_to(project)) for path in kept if path.is_file()}
+    (info,) = (each for each in ZipPath(wheel).iterdir() if each.name.endswith(".dist-info"))
+    points = PathDistribution(info).entry_points
+    if project == ROOT:
+        assert points.select(name="iscp")["iscp"].value == "iscp_dagster.cli.main:main"
+        assert points.select(group="dagster_dg_cli.registry_modules").names == {"iscp_dagster"}
 
 
 def install(folder, package, *others, needs=()):

@@ -481,4 +481,4 @@ def _on_postgres(new_postgres, monkeypatch):
 @pytest.mark.slow
 @pytest.mark.usefixtures("_on_postgres")
 class TestPostgresLog(PostgresMachine.TestCase):
-    settings: ClassVar = settings(max_examples=3, stateful_step_count=20)
+    settings: ClassVar = settings(max_examples=2, stateful_step_count=20)

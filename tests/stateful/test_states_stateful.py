@@ -116,7 +116,11 @@ class StatesMachine(RuleBasedStateMachine):
 
 
 @pytest.mark.parametrize(
-    ("kind", "examples"), [("memory", 30), ("sqlite", 5), ("postgresql", 3), ("keepermap", 3)]
+    ("kind", "examples"),
+    [
+        *(("memory", 30), ("sqlite", 5), ("postgresql", 3)),
+        pytest.param("keepermap", 10, marks=pytest.mark.soak),
+    ],
 )
 def test_every_store_behaves_as_a_dict(kind, examples, request, tmp_path):
     store = open_store(kind, request, tmp_path)

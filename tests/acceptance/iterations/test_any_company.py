@@ -3,7 +3,8 @@
 from contextlib import closing, suppress
 from dataclasses import replace
 
-from hypothesis import HealthCheck, example, given, settings
+import pytest
+from hypothesis import HealthCheck, given, settings
 from hypothesis import Phase as Part
 from hypothesis import strategies as st
 
@@ -170,26 +171,43 @@ class World:
             assert each.agrees or each.tenant not in tenants, each
 
 
-@settings(
-    max_examples=6,
-    deadline=None,
-    # No shrinking: it takes minutes.
-    phases=[Part.explicit, Part.generate],
-    suppress_health_check=[HealthCheck.function_scoped_fixture],
-)
-@example(
-    [
-        ("take", set(EVERYONE)),
-        ("spoil", {"b"}, "null"),
-        ("crash", set(EVERYONE), ("before", "complete", 1)),
-    ]
-)
-@given(st.lists(STEPS, min_size=4, max_size=10))
-def test_each_tenant_ends_as_it_would_alone(deployment, steps):
+def live_through(deployment, steps):
+    """Do the steps; then mend every tenant, and find all of them in step."""
     world = World(deployment)
     for name, *what in steps:
-        getattr(world, name.replace(" ", "_"))(*what)
+        getattr(world, name)(*what)
     for tenant in sorted(world.spoilt):
         world.mend({tenant})
     world.iterate(set(EVERYONE))
     world.table.check()
+
+
+def test_each_tenant_ends_as_it_would_alone(deployment):
+    steps = [
+        ("take", set(EVERYONE)),
+        ("spoil", {"b"}, "null"),
+        ("crash", set(EVERYONE), ("before", "complete", 1)),
+        ("pause", {"c"}),
+        ("put", {"a", "c", "d"}),
+        ("spoil", {"a"}, "odd"),
+        ("overtake", set("acd"), {"a", "c"}),
+        ("mend", {"b"}),
+        ("change", {"a", "b", "e"}),
+        ("spoil", {"e"}, "twin"),
+        ("crash", set("bcde"), ("after", "complete", 1)),
+        ("iterate", set(EVERYONE)),
+    ]
+    live_through(deployment, steps)
+
+
+@pytest.mark.soak
+@settings(
+    max_examples=12,
+    deadline=None,
+    # No shrinking: it takes minutes.
+    phases=[Part.generate],
+    suppress_health_check=[HealthCheck.function_scoped_fixture],
+)
+@given(st.lists(STEPS, min_size=4, max_size=10))
+def test_each_tenant_ends_as_it_would_alone_whatever_happens(deployment, steps):
+    live_through(deployment, steps)

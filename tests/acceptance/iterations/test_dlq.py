@@ -13,11 +13,8 @@ from iscp_dagster.cli.main import app
 from iscp_dagster.clickhouse.connect.failures import RefusedRowsError
 from iscp_dagster.clickhouse.tables.indexes import IndexStore
 from iscp_dagster.delta.read_plans import ReadKind
-from iscp_dagster.joblog.iterations import FailedStep
 from iscp_dagster.model.errors import FenceError, IscpError, UnrepeatableError
-from iscp_dagster.model.states import JobState
 from iscp_dagster.sync.iteration.outcomes import RowDelivery
-from iscp_dagster.sync.reading.reader import SourceReader
 from support.jobs.log_rows import fail
 from support.lake.delta_tables import Table, one_by_one, rows
 from support.workers.killable import Life, dies
@@ -43,9 +40,9 @@ def guarded(table, index, action):
     table.deployment.endpoint.get_client().command(f"ALTER TABLE {name} {action}")
 
 
-def test_a_row_that_is_refused_waits_until_it_is_replayed(spark_deployment, dlq):
+def test_a_row_that_is_refused_waits_until_it_is_replayed(deployment, dlq):
     index = Mirror(errors="dead_letter")
-    table = Table.make(spark_deployment, index, FullText("name"))
+    table = Table.make(deployment, index, FullText("name"))
     table.insert(1, 2)
     table.follow()
     guarded(table, index, "ADD CONSTRAINT no_odd CHECK NOT startsWith(name, 'odd')")
@@ -87,9 +84,7 @@ def test_a_first_synchronization_sets_rows_aside_too_and_dropping_them_is_final(
     table = Table.make(deployment, index, columns="tenant STRING, id BIGINT, d DATE")
     table.sql("INSERT INTO {t} VALUES ('a', 1, DATE'2026-01-01'), ('a', 2, DATE'2026-01-02')")
     table.follow()
-    deployment.endpoint.get_client().command(
-        f"ALTER TABLE {table.view(index, '__rows')} ADD CONSTRAINT early CHECK d < '2026-06-01'"
-    )
+    guarded(table, index, "ADD CONSTRAINT early CHECK d < '2026-06-01'")
     table.sql("INSERT INTO {t} VALUES ('b', 1, DATE'2026-01-01'), ('b', 2, DATE'2027-01-01')")
     (outcome,) = table.follow()
     assert isinstance(outcome, RowDelivery)
@@ -103,13 +98,11 @@ def test_a_first_synchronization_sets_rows_aside_too_and_dropping_them_is_final(
     assert dlq(table, "show", letter["id"])[0] == 1
 
 
-def lose_files(table):
-    """Remove old files: earlier commits can be read as a snapshot, no longer as changes."""
-    table.sql("OPTIMIZE {t}")
-    table.deployment.spark().conf.set(
-        "spark.databricks.delta.retentionDurationCheck.enabled", "false"
-    )
-    table.sql("VACUUM {t} RETAIN 0 HOURS")
+def lose_files(table, tenant="a"):
+    """Remove the tenant's old files: earlier commits are left as a snapshot, not as changes."""
+    lake = DeltaTable(table.path)
+    lake.optimize.compact(partition_filters=[("tenant", "=", tenant)])
+    lake.vacuum(0, enforce_retention_duration=False, dry_run=False)
 
 
 def test_a_batch_that_cannot_be_read_again_is_set_aside_and_the_rest_goes_on(deployment, dlq):
@@ -118,12 +111,8 @@ def test_a_batch_that_cannot_be_read_again_is_set_aside_and_the_rest_goes_on(dep
     table.insert(1)
     table.follow()
     table.insert(2, 3)
-    iteration = table.iteration("a")
-    layout = SourceReader(
-        deployment, table.source, frozenset({"a"}), table.deployment.make_delta_log(table.source)
-    ).plan_layout(iteration.range)
-    deployment.log.claim_jobs(iteration, "dies", layout)
-    deployment.log.recover({"dies"})
+    dies(table, table.iteration("a"), Life("after", "claim_jobs"))
+    deployment.log.recover({"dead"})
     lose_files(table)
     table.insert(4)
     outcomes = table.follow()
@@ -162,13 +151,6 @@ def test_a_batch_that_cannot_be_read_again_is_set_aside_and_the_rest_goes_on(dep
     assert dlq(table, "list")[1] == "0 dead letters\n"
 
 
-def lose_files_of(table, tenant):
-    """Remove the tenant's old files alone."""
-    lake = DeltaTable(table.path)
-    lake.optimize.compact(partition_filters=[("tenant", "=", tenant)])
-    lake.vacuum(0, enforce_retention_duration=False, dry_run=False)
-
-
 def test_of_a_dead_run_s_tenants_only_those_whose_batch_is_gone_are_set_aside(
     deployment, dlq, monkeypatch
 ):
@@ -182,13 +164,13 @@ def test_of_a_dead_run_s_tenants_only_those_whose_batch_is_gone_are_set_aside(
     table.follow()
     put(2, 3)
     # For this tenant the run begins a snapshot, which leaves nothing behind.
-    lose_files_of(table, "staged")
+    lose_files(table, "staged")
     dies(table, table.iteration(*tenants), Life("after", "claim_jobs"))
     deployment.log.recover({"dead"})
-    lose_files_of(table, "gone")
-    lose_files_of(table, "gone too")
+    lose_files(table, "gone")
+    lose_files(table, "gone too")
     put(4)
-    lose_files_of(table, "gone and more")
+    lose_files(table, "gone and more")
     asides, set_aside = [], IndexStore.write_range_letters
 
     def noted(store, errors, **more):
@@ -196,11 +178,7 @@ def test_of_a_dead_run_s_tenants_only_those_whose_batch_is_gone_are_set_aside(
         set_aside(store, errors, **more)
 
     with monkeypatch.context() as patched:
-        patched.setattr(
-            IndexStore,
-            "write_range_letters",
-            noted,
-        )
+        patched.setattr(IndexStore, "write_range_letters", noted)
         outcomes = table.run(table.iteration(*tenants))
     assert asides == [{"gone", "gone too"}], "in one go"
     assert {each.tenant: each.plan.kind for each in outcomes} == {
@@ -262,18 +240,3 @@ def test_a_batch_that_is_gone_and_whose_letter_is_dropped_stays_as_it_is(deploym
     (letter,) = json.loads(dlq(table, "list", "--json")[1])
     assert dlq(table, "drop", letter["id"])[1] == "1 dead letter dropped\n"
     assert table.follow() == []
-
-
-def test_without_dead_letters_the_job_stops_and_names_the_row(deployment):
-    table = Table.make(deployment, Mirror(), FullText("name"))
-    table.insert(1)
-    table.follow()
-    guarded(table, Mirror(), "ADD CONSTRAINT no_odd CHECK NOT startsWith(name, 'odd')")
-    table.insert(2, 3, 4)
-    table.insert(5, name="odd")
-    outcomes = table.follow()
-    (failed,) = [each for each in outcomes if isinstance(each, FailedStep)]
-    assert failed.code == RefusedRowsError.code
-    assert "row {'id': 5} is refused" in failed.message
-    assert {job.state for job in table.jobs()} == {JobState.ERROR, JobState.COMPLETED}
-    assert table.query("SELECT count() FROM {text}") == [(5,)]

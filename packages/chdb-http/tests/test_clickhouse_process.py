@@ -214,10 +214,10 @@ def check_slow_reading(server):
 
 
 def check_long_insert(server):
-    block = b"".join(b"%d\t%s\n" % (i, b"x" * 100) for i in range(10_000))
+    block = b"".join(b"%d\t%s\n" % (i, b"x" * 1_000) for i in range(1_000))
     head = b"INSERT INTO t FORMAT TSV\n"
     # By default the engine gathers a million rows a block.
-    small = {"min_insert_block_size_rows": "10000", "max_insert_block_size": "10000"}
+    small = {"min_insert_block_size_rows": "1000", "max_insert_block_size": "1000"}
     ask(server, "CREATE TABLE t (a UInt64, s String) ENGINE = Null")
     # It allocates its working memory, which takes more than a few blocks on a busy machine.
     ask(server, iter([head, *[block] * 20]), params=small)

@@ -144,6 +144,7 @@ def register_or_change_columns(wait, number: int, url: str, orders: str) -> None
         assert log.register_many([row], revive=bool(turn % 2)) == 1
 
 
+@pytest.mark.parametrize("url", ["postgresql"], indirect=True)
 def test_all_tenants_of_an_index_have_its_consumer_whoever_registers_and_changes_them(url, orders):
     log = jobs_of(url, orders).deployment.log
     log.ensure()

@@ -26,6 +26,7 @@ from iscp_dagster.clickhouse.write.inserts import INSERT_SETTINGS
 from iscp_dagster.delta.arrow import to_arrow_type
 from iscp_dagster.model.declared.schema import Array, Decimal, DeltaField, Map, Primitive, Struct
 from iscp_dagster.model.errors import FeedGoneError, SchemaError
+from iscp_dagster.sync.executors.writer import TaskWriter
 from support.errors import assert_names, raises_naming
 from support.lake import row_writer
 from support.lake.row_writer import (
@@ -168,11 +169,13 @@ def test_what_a_type_holds_comes_back_to_the_last_bit(endpoint, source):
 def test_what_a_type_does_not_hold_is_named_and_nothing_is_written(endpoint, source):
     cases = [case for case in CASES if str(case.source) == source]
     store = make_store_of_cases(endpoint, cases, nulls="refuse")
+    scan = row_writer.make_scan(store)
+    writer = TaskWriter(scans=[scan], keys=scan.consumer.target.keys, sleep=lambda _: None)
     for n, case in enumerate(cases):
         for wrong in case.refused:
             values = [list(each.held[:1]) * 8 for each in cases]
             values[n][5] = wrong
-            (receipt,) = write(store, make_rows(cases, values))
+            (receipt,) = writer(0, add_system_columns(make_rows(cases, values)).to_batches())
             assert receipt.code == SchemaError.code, (case.name, wrong)
             assert_names(receipt.message, f"'c{n}'", "{'id': 5}")
     assert count_stored(store) == 0

@@ -207,7 +207,7 @@ def test_deleted_neighbours_leave_their_places_to_live_ones(endpoint):
     corpus.delete("a", [row for row in ids if measured[row] < 3])
     check_rows(corpus, [5, 5], 3)
     corpus.merge()
-    check_forms(corpus, [5, 5], 3)
+    check_rows(corpus, [5, 5], 3)
 
 
 def test_neighbours_of_many_rows_are_live_and_near(endpoint):
@@ -379,7 +379,6 @@ def test_appended_rows_without_a_vector_are_nobodys_neighbours(endpoint):
     for k in (1, 10, 100):
         check_rows(corpus, query, k)
         check_rows(corpus, query, k, "b", recall=0.9)
-    check_forms(corpus, query, 10)
     # A replayed chunk has the same vectors in their place, so that its token still stands for it.
     corpus.version -= 1
     corpus.put_without("b", range(900, 1_000))

@@ -191,20 +191,20 @@ def test_rows_that_are_alike_are_written_or_set_aside_each(make, values, rows_pe
     assert list_letter_ids(store) == [1] * (len(values) - len(fitting))
 
 
-def test_a_row_of_bytes_that_are_not_utf_8_is_set_aside_too(make):
+def test_a_row_of_odd_bytes_or_without_a_key_is_set_aside_too(make):
     store = make(Mirror(errors="dead_letter"), fields=(*FIELDS, *make_fields(s="string")))
-    odd = pa.array([b"\xff"], pa.binary()).view(pa.string())
-    write(store, rows({1: 200}).append_column("s", odd))
+    odd = rows({1: 200}).append_column("s", pa.array([b"\xff"], pa.binary()).view(pa.string()))
+    write(store, odd)
     (letter,) = list_letters(store)
     assert "ff" in letter.row.lower()
-
-
-def test_a_row_without_a_key_is_set_aside_too(store):
-    keyless = rows({0: 5}).set_column(1, "id", pa.array([None], pa.int64()))
-    (receipt,) = write(store, pa.concat_tables([rows({1: 1}), keyless]))
+    both = rows({1: 1, 0: 5}, version=2).append_column("s", pa.array(["x", "y"]))
+    keyless = both.set_column(1, "id", pa.array([1, None], pa.int64()))
+    (receipt,) = write(store, keyless, since=1, upto=2)
     assert receipt.inserted == 1
-    (letter,) = list_letters(store)
-    assert letter.code == KeyColumnError.code
+    assert {letter.code for letter in list_letters(store)} == {
+        RefusedRowsError.code,
+        KeyColumnError.code,
+    }
 
 
 def test_without_dead_letters_the_row_is_named_and_the_job_stops(make):

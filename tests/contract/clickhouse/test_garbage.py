@@ -100,18 +100,22 @@ def world(endpoint, tmp_path):
     world.sql(f"DROP DATABASE {world.database}")
 
 
-def test_what_was_dropped_less_than_a_day_ago_stays(world):
+def test_what_is_young_not_declared_here_or_cannot_be_read_stays(world, tmp_path):
     assert timedelta(days=1) == JOB_RETENTION
     world.unregister("eu")
     world.now -= timedelta(seconds=2)
-    assert world.garbage() == []
-    assert world.collect() == 0
-    assert (world.tenants(), world.log_rows()) == ({"eu", "us"}, ["eu", "us"])
+    assert (world.garbage(), world.collect()) == ([], 0)
     world.now += timedelta(seconds=2)
     assert world.garbage() == [("eu", "tenant")]
+    assert (world.garbage(sources=[]), world.collect(sources=[])) == ([], 0)
+    assert (world.log_rows(), world.tenants()) == (["eu", "us"], {"eu", "us"})
+    # Whether the row must stay cannot be told.
+    away = [replace(world.source, path=str(tmp_path / "unmounted"))]
+    assert world.collect(sources=away) == 0
+    assert world.log_rows() == ["eu", "us"]
 
 
-def test_the_data_of_a_row_that_stays_is_dropped_once(world):
+def test_the_data_of_a_row_that_stays_is_dropped_once_for_each_registration(world):
     world.unregister("eu")
     assert world.garbage() == [("eu", "tenant")]
     assert world.collect() == 0
@@ -121,28 +125,18 @@ def test_the_data_of_a_row_that_stays_is_dropped_once(world):
     world.insert("eu")
     assert world.collect() == 0
     assert (world.tenants(), world.log_rows()) == ({"eu", "us"}, ["eu", "us"])
-
-
-def test_the_table_goes_with_its_last_tenant_also_where_rows_stay(world):
-    world.unregister("eu")
-    assert world.collect() == 0
-    world.unregister("us")
-    assert world.garbage() == [("us", "table")]
-    assert world.collect() == 0
-    assert world.sql(f"SHOW TABLES FROM {world.database}") == []
-    assert (world.garbage(), world.log_rows()) == ([], ["eu", "us"])
-
-
-def test_what_is_registered_again_is_garbage_again_when_it_is_dropped_again(world):
-    world.unregister("eu")
-    assert world.collect() == 0
     world.register("eu")
-    world.insert("eu")
     assert world.garbage() == []
     world.unregister("eu")
     assert world.garbage() == [("eu", "tenant")]
     assert world.collect() == 0
     assert world.tenants() == {"us"}
+    # The table goes with its last tenant, although the rows of the log stay.
+    world.unregister("us")
+    assert world.garbage() == [("us", "table")]
+    assert world.collect() == 0
+    assert world.sql(f"SHOW TABLES FROM {world.database}") == []
+    assert (world.garbage(), world.log_rows()) == ([], ["eu", "us"])
 
 
 def test_a_row_that_nothing_keeps_any_more_goes(world):
@@ -153,19 +147,6 @@ def test_a_row_that_nothing_keeps_any_more_goes(world):
     assert world.collect(sources=without) == 1
     assert world.garbage(sources=without) == []
     assert (world.log_rows(), world.tenants()) == (["us"], {"us"})
-
-
-def test_the_jobs_of_a_table_that_is_not_declared_here_are_left_alone(world):
-    world.unregister("eu")
-    assert (world.garbage(sources=[]), world.collect(sources=[])) == ([], 0)
-    assert (world.log_rows(), world.tenants()) == (["eu", "us"], {"eu", "us"})
-
-
-def test_a_row_stays_where_the_table_cannot_be_read_to_tell_whether_it_must(world, tmp_path):
-    world.unregister("eu")
-    away = [replace(world.source, path=str(tmp_path / "unmounted"))]
-    assert world.collect(sources=away) == 0
-    assert world.log_rows() == ["eu", "us"]
 
 
 def test_the_number_of_statements_does_not_depend_on_tenants(world, monkeypatch):

@@ -100,20 +100,11 @@ STATEMENTS = {
         "SET max_threads = 1 PARALLEL WITH ATTACH TABLE x6 FROM '../store' (a Int8) ENGINE = Log"
     ),
     "RocksDB": ("CREATE TABLE x7 (a Int8) ENGINE = EmbeddedRocksDB(0, '{data}/out') PRIMARY KEY a"),
-    "name of the data's file": "SELECT * FROM `../status`",
     "name with escapes": "SELECT * FROM default.`\\x2e.\\N/status`",
-    "name with a glob": "SELECT * FROM `../stat*`",
-    "name with a glob by a link": "SELECT * FROM `/proc/self/root{data}/stat*`",
     "name as a string": "SELECT * FROM '{data}/status'",
-    "name to a function": "SELECT * FROM loop('default', '../status') LIMIT 1",
     "name in hexadecimal": "SELECT * FROM x'2e2e2f737461747573'",
     "name put together": "SELECT * FROM loop('default', concat('.', './status')) LIMIT 1",
-    "a bound name": "SELECT * FROM {{p:Identifier}}",
-    "a bound glob": "SELECT 1, * FROM {{p:Identifier}}",
-    "glob to a function": "SELECT * FROM loop('default', '../stat*') LIMIT 1",
     "two slashes to a function": "SELECT * FROM loop('default', '/{data}/status') LIMIT 1",
-    "a link to a function": "SELECT * FROM loop('default', '/proc/self/root{data}/status') LIMIT 1",
-    "write to a name": "INSERT INTO `../status` SELECT 'x'",
     "an evaluated text": (
         "SELECT * FROM eval('SELECT 1') SETTINGS allow_experimental_eval_table_function = 1"
     ),
@@ -191,15 +182,6 @@ def http_client(server):
         yield client
 
 
-def make_parameters(text, data, outside):
-    """The value of the parameter in a statement, if it has one."""
-    if "{p" not in text:
-        return {}
-    if "Identifier" not in text:
-        return {"param_p": f"{outside}/secret"}
-    return {"param_p": f"{data}/stat{'*' if '1, *' in text else 'us'}"}
-
-
 @pytest.mark.parametrize("name", STATEMENTS)
 def test_nothing_outside_is_reached(http_client, server, outside, web, name):
     (address, paths), data = web, server[1] / "data"
@@ -209,7 +191,7 @@ def test_nothing_outside_is_reached(http_client, server, outside, web, name):
     )
     victim = data / "victim"
     victim.write_text("whole")
-    params = make_parameters(text, data, outside)
+    params = {"param_p": f"{outside}/secret"} if "{p" in text else {}
     answer = http_client.post("/", content=text, params=params)
     assert answer.status_code >= 400, answer.text
     assert SECRET not in answer.text

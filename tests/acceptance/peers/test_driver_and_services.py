@@ -10,12 +10,10 @@ import pytest
 from hypothesis import given, settings
 
 from support.invocations import faults
-from support.invocations.scenarios import SCENARIOS
+from support.invocations.scenarios import play_all
 from support.paths import ROOT
 from support.peers.fault_plans import Plan
 from support.peers.protocol_peer import Peer
-
-MUCH = 2_000_000
 
 
 @pytest.fixture(scope="session")
@@ -34,28 +32,18 @@ def new_sdk_peer(sdk_endpoint):
     return partial(Peer, sdk_endpoint.url, version=2, hang_up=True)
 
 
-@pytest.fixture(params=[False, True], ids=["exchange", "duplex"])
-def duplex(request):
-    return request.param
-
-
-@pytest.mark.parametrize("scenario", SCENARIOS, ids=lambda scenario: scenario.__name__)
-@pytest.mark.parametrize("maker", ["new_peer", "new_sdk_peer"], ids=["ours", "sdk"])
-async def test_driver_drives_services(request, tmp_path, scenario, maker, duplex):
+@pytest.mark.parametrize(
+    ("maker", "duplex"),
+    [
+        ("new_peer", True),
+        ("new_uvicorn_peer", False),
+        ("new_sdk_peer", True),
+        ("new_sdk_peer", False),
+    ],
+)
+async def test_driver_drives_services(request, tmp_path, maker, duplex):
     async with request.getfixturevalue(maker)(duplex=duplex) as peer:
-        await scenario(peer, tmp_path / "effects")
-
-
-@pytest.mark.parametrize("scenario", SCENARIOS, ids=lambda scenario: scenario.__name__)
-async def test_driver_drives_the_endpoint_of_uvicorn(new_uvicorn_peer, tmp_path, scenario):
-    async with new_uvicorn_peer(duplex=False) as peer:
-        await scenario(peer, tmp_path / "effects")
-
-
-async def test_megabytes_go_through_the_endpoint(new_peer, duplex):
-    async with new_peer(duplex=duplex) as peer:
-        name = "x" * MUCH
-        assert await peer.call("Steps", "chain", [name]) == [f"hello {name}"]
+        await play_all(peer, tmp_path)
 
 
 @pytest.mark.parametrize("version", [1, 2])
@@ -64,6 +52,7 @@ async def test_the_journey_is_the_same_in_earlier_versions(endpoint, tmp_path, v
         await faults.journey(peer, tmp_path, Plan())
 
 
+@pytest.mark.parametrize("duplex", [False, True], ids=["exchange", "duplex"])
 @pytest.mark.parametrize(
     ("maker", "drive", "entries"),
     [
@@ -79,7 +68,8 @@ async def test_an_invocation_survives_a_crash_at_each_entry(
     async with request.getfixturevalue(maker)(duplex=duplex) as peer:
         invocation = await drive(peer, tmp_path, Plan())
         assert len(invocation.journal) == entries, [entry.name for entry in invocation.journal]
-        for plan in faults.cuts(entries):
+        for stored in (True, False):
+            plan = faults.cut_everywhere(entries, stored=stored)
             await drive(peer, tmp_path, plan)
             assert not plan.cuts, "the stream never came to the entry"
 
@@ -93,7 +83,7 @@ def drive_all(new_peer, folder, plans):
     asyncio.run(drive_each())
 
 
-@settings(max_examples=30)
+@settings(max_examples=6)
 @given(
     journey=faults.plans(faults.JOURNEY_ENTRIES),
     errand=faults.plans(faults.ERRAND_ENTRIES),
@@ -108,7 +98,7 @@ def test_invocations_end_the_same_whatever_goes_wrong(
     drive_all(new_peer, tmp_path_factory.getbasetemp(), plans)
 
 
-@settings(max_examples=15)
+@settings(max_examples=4)
 @given(journey=faults.plans(faults.JOURNEY_ENTRIES), many=faults.orders(len(faults.NAMES) + 1))
 def test_restate_sdk_ends_the_same_whatever_goes_wrong(
     new_sdk_peer, tmp_path_factory, journey, many

@@ -17,10 +17,14 @@ SLEEP, LONG_SLEEP = 0.2, 3.0
 nothing fires.
 """
 HOUR = 3_600
-POINTS = ["after Run", "after Sleep", "after fire", "in run"]
+KILLS = [(RUNTIME, "after Run"), (DATABASE, "after Sleep")]
+KILLS += [(RUNTIME, "after fire"), (ENDPOINT, "in run")]
 """Between entry and ack, in a sleep, between commit and completion, and in a Run; in this order."""
-MORE_POINTS = ["before Run", "before Sleep", "before fire", "before Call", "after Call"]
-MORE_POINTS += ["before Output", "after Output", "before finish", "after finish"]
+POINTS = [
+    f"{when} {what}"
+    for what in ("Run", "Sleep", "fire", "Call", "Output", "finish")
+    for when in ("before", "after")
+]
 VICTIMS = [RUNTIME, ENDPOINT, DATABASE]
 SOAK_SECONDS = soak_seconds(240)
 AT_ONCE = 8
@@ -38,12 +42,12 @@ def stack(tmp_path_factory):
         yield stack
 
 
-def kill_at(stack, victim, points):
-    """Make a trip whose victim is killed whenever a process comes to one of the points."""
-    for point in points:
+def kill_at(stack, kills):
+    """Make a trip in which each victim is killed when a process comes to its point."""
+    for _, point in kills:
         stack.gates.arm(point)
-    id_, file = stack.begin(LONG_SLEEP if any("fire" in point for point in points) else SLEEP)
-    for point in points:
+    id_, file = stack.begin(LONG_SLEEP if any("fire" in point for _, point in kills) else SLEEP)
+    for victim, point in kills:
         pid = stack.gates.await_process(point)
         if victim == RUNTIME and point == "in run":
             pid = stack.find_driver(id_)
@@ -54,16 +58,15 @@ def kill_at(stack, victim, points):
     return effects
 
 
-@pytest.mark.parametrize("victim", VICTIMS)
-def test_a_trip_ends_once_whoever_is_killed(stack, record_property, victim):
-    effects = kill_at(stack, victim, POINTS)
+def test_a_trip_ends_once_whoever_is_killed(stack, record_property):
+    effects = kill_at(stack, KILLS)
     # An acknowledged effect never happens again; another may, in whatever process continues.
     assert effects["run 0"] == 1
     assert effects["run 1"] <= 2
-    record_property("kills", len(POINTS))
     record_property("effects", dict(effects))
 
 
+@pytest.mark.soak
 def test_a_runtime_that_others_took_for_dead_changes_nothing(stack, record_property):
     stack.gates.arm("before Run")
     id_, file = stack.begin(SLEEP)
@@ -79,6 +82,7 @@ def test_a_runtime_that_others_took_for_dead_changes_nothing(stack, record_prope
     record_property("effects", dict(effects))
 
 
+@pytest.mark.soak
 def test_a_clock_that_is_put_back_delays_nothing(stack, record_property):
     stack.gates.arm("after Sleep")
     id_, file = stack.begin(SLEEP)
@@ -99,8 +103,8 @@ def test_a_clock_that_is_put_back_delays_nothing(stack, record_property):
 @pytest.mark.soak
 @pytest.mark.timeout(SOAK_SECONDS + 600)
 def test_trips_end_once_through_hundreds_of_kills(stack, record_property):
-    for victim, point in itertools.product(VICTIMS, MORE_POINTS):
-        kill_at(stack, victim, [point])
+    for victim, point in itertools.product(VICTIMS, [*POINTS, "in run"]):
+        kill_at(stack, [(victim, point)])
     chance, end = Random(1), time.monotonic() + SOAK_SECONDS
     while time.monotonic() < end:
         trips = [stack.begin(chance.random()) for _ in range(AT_ONCE)]

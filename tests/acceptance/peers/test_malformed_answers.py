@@ -7,6 +7,7 @@ from random import Random
 
 import h2.events
 import psutil
+import pytest
 
 from durable_invocations.runtime.driving.attempts import AttemptDriver
 from support.invocations.project_runtime import running
@@ -15,7 +16,6 @@ from support.peers.endpoint_lies import DONE, LIES, Answer, pack
 from support.peers.lying_endpoint import Liar, lying
 from support.peers.wire import ACK, packet
 
-EACH = 50
 ONCE = 64
 WINDOW = 65_535
 """Bytes that HTTP/2 lets through until the peer has taken some."""
@@ -27,9 +27,10 @@ def list_remains(tasks, files):
     return running_tasks, max(0, psutil.Process().num_fds() - files)
 
 
-async def test_runtime_outlives_malformed_answers(engine, caplog, record_property, http):
+@pytest.mark.parametrize("each", [5, pytest.param(50, marks=pytest.mark.soak)])
+async def test_runtime_outlives_malformed_answers(engine, caplog, record_property, http, each):
     chance = Random(http)
-    liar = Liar([lie(chance) for _ in range(EACH) for lie in LIES])
+    liar = Liar([lie(chance) for _ in range(each) for lie in LIES])
     turns = asyncio.Semaphore(ONCE)
 
     async def call(caller, number):
@@ -49,7 +50,7 @@ async def test_runtime_outlives_malformed_answers(engine, caplog, record_propert
 
             await until(settled)
             gc.collect()
-            assert not [each for each in gc.get_objects() if isinstance(each, AttemptDriver)]
+            assert not [one for one in gc.get_objects() if isinstance(one, AttemptDriver)]
     attempts = [liar.attempts[number] for number in range(len(liar.lies))]
     believed = [lie for lie, times in zip(liar.lies, attempts, strict=True) if times < 2]
     assert not believed, believed[:3]

@@ -1,20 +1,17 @@
 """Streams that break the protocol, sent to a real server: each is refused, none leaves anything."""
 
 import asyncio
-import sys
 from random import Random
 
 import psutil
 import pytest
 
-from support.invocations.asgi_process import PROJECT_SERVICES, hypercorn, served, uvicorn
 from support.invocations.scenarios import until
 from support.peers.protocol_peer import Peer
 from support.peers.runtime_breaches import BREACHES
 from support.peers.streams import Duplex, Exchange
 from support.peers.wire import unpack
 
-EACH = 50
 ONCE = 16
 GROWN_BYTES = 40 << 20
 
@@ -58,37 +55,38 @@ def check_refusal(breach, answer):
         assert "Traceback" not in error["message"] + error["description"]
 
 
+@pytest.mark.parametrize("each", [5, pytest.param(50, marks=pytest.mark.soak)])
 @pytest.mark.parametrize(
-    ("server_of", "duplex"),
-    [(hypercorn, False), (hypercorn, True), (uvicorn, False)],
+    ("server_name", "duplex"),
+    [("endpoint", False), ("endpoint", True), ("endpoint_of_uvicorn", False)],
     ids=["exchange", "duplex", "uvicorn"],
 )
-async def test_endpoint_refuses_malformed_streams(tmp_path, record_property, server_of, duplex):
-    chance = Random(duplex)
-    breaches = [breach(chance) for _ in range(EACH) for breach in BREACHES]
+async def test_endpoint_refuses_malformed_streams(
+    request, record_property, server_name, duplex, each
+):
+    chance, server = Random(duplex), request.getfixturevalue(server_name)
+    breaches = [breach(chance) for _ in range(each) for breach in BREACHES]
+    process, written = psutil.Process(server.process.pid), len(server.output)
+    for breach in breaches[:10]:
+        await send_breach(server.url, breach, duplex=duplex)
+    before = await count_remains(server.url, duplex=duplex)
+    assert before["streams"] == 1
+    files, size = process.num_fds(), process.memory_info().rss
+    turns = asyncio.Semaphore(ONCE)
 
-    with served(sys.executable, PROJECT_SERVICES, tmp_path, server_of) as server:
-        process = psutil.Process(server.process.pid)
-        for breach in breaches[:10]:
-            await send_breach(server.url, breach, duplex=duplex)
-        before = await count_remains(server.url, duplex=duplex)
-        assert before["streams"] == 1
-        files, size = process.num_fds(), process.memory_info().rss
-        turns = asyncio.Semaphore(ONCE)
+    async def try_breach(breach):
+        async with turns:
+            answer = await send_breach(server.url, breach, duplex=duplex)
+        if answer is not None:
+            check_refusal(breach, answer)
 
-        async def try_breach(breach):
-            async with turns:
-                answer = await send_breach(server.url, breach, duplex=duplex)
-            if answer is not None:
-                check_refusal(breach, answer)
+    await asyncio.gather(*map(try_breach, breaches))
 
-        await asyncio.gather(*map(try_breach, breaches))
+    async def settled():
+        closed = process.num_fds() <= files
+        return closed and await count_remains(server.url, duplex=duplex) == before
 
-        async def settled():
-            closed = process.num_fds() <= files
-            return closed and await count_remains(server.url, duplex=duplex) == before
-
-        await until(settled)
-        assert process.memory_info().rss - size < GROWN_BYTES
-        assert "Traceback" not in server.output, server.output
+    await until(settled)
+    assert process.memory_info().rss - size < GROWN_BYTES
+    assert "Traceback" not in server.output[written:], server.output
     record_property("malformed_streams", len(breaches))

@@ -90,10 +90,9 @@ def done_errand(name: str) -> dict[str, Any]:
     }
 
 
-def cuts(entries: int) -> list[Plan]:
-    """Return a plan for each entry that the stream may break off at, stored or lost."""
-    cuts = itertools.product(range(1, entries), (True, False))
-    return [Plan(cuts={index: stored}) for index, stored in cuts]
+def cut_everywhere(entries: int, *, stored: bool) -> Plan:
+    """Break the stream off once after each entry, which is stored or lost."""
+    return Plan(cuts=dict.fromkeys(range(1, entries), stored))
 
 
 def _some(most: int) -> Any:

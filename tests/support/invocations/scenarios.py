@@ -171,3 +171,9 @@ SCENARIOS: tuple[Scenario, ...] = (
     *(keeps_state, reads_state_too_large_to_be_sent_at_once, passes_headers_on, takes_turns),
     *(keeps_a_promise, breaks_a_promise),
 )
+
+
+async def play_all(caller: Caller, folder: Path) -> None:
+    """Play every scene, one after the other."""
+    for number, scenario in enumerate(SCENARIOS):
+        await scenario(caller, folder / f"effects {number}")

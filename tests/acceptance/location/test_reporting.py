@@ -14,7 +14,7 @@ from dagster._core.definitions.data_version import (
     get_input_data_version_tag,
     get_input_event_pointer_tag,
 )
-from test_location import INDEXES, again_tags, load, locating, range_tags, tenants_name
+from test_location import TWO, again_tags, load, locating, range_tags, tenants_name
 
 from iscp_dagster import Mirror
 from iscp_dagster.location.assets import reporting
@@ -88,7 +88,7 @@ def failing_to_read(tenant):
 def test_who_was_served_before_a_later_scan_fails_is_reported(
     locate, monkeypatch, one_tenant_a_scan
 ):
-    location = locate(indexes=INDEXES[:2])
+    location = locate()
     with monkeypatch.context() as patch:
         patch.setattr(SourceReader, "make_frame", failing_to_read("b"))
         _, failed = of_many(location, fails=True)
@@ -105,16 +105,15 @@ def test_executing_a_run_again_reports_what_it_had_not(locate, monkeypatch):
     assert location.tick().run_requests == [], "all are in step"
     assert statuses(location) == dict.fromkeys("abc", MISSING)
     again = location.run(None, None, again_tags(failed, request), job_name=request.job_name)
-    assert materialized(location, again) == dict.fromkeys("abc", 3)
+    assert materialized(location, again) == dict.fromkeys("abc", 2)
     assert statuses(location) == dict.fromkeys("abc", FRESH)
     # What was reported once is not reported again.
     again = location.run(None, None, again_tags(failed, request), job_name=request.job_name)
     assert materialized(location, again) == {}
 
 
-@pytest.mark.parametrize("declared", [{"load": load}, {}], ids=["loaded", "written by others"])
-def test_every_hour_what_a_dead_run_did_not_report_is_reported(locate, monkeypatch, declared):
-    location = locate(indexes=INDEXES[:2], **declared)
+def test_every_hour_what_a_dead_run_did_not_report_is_reported(locate, monkeypatch):
+    location = locate(load=load)
     with monkeypatch.context() as patch:
         patch.setattr(reporting, "build_materializations", dying)
         of_many(location, "abcd", fails=True)
@@ -141,13 +140,13 @@ def test_what_is_reported_late_of_a_tenant_that_changed_since_shows_as_behind(lo
     location.table.sql("INSERT INTO {t} VALUES ('b', 3, 'x', array(1, 2, 3))")
     (request,) = location.tick().run_requests
     location.run(request.asset_selection, "b", request.tags, fails=True)
-    mirror, text, vector = location.keys
+    mirror, vector = location.keys
     # The late report would hide that b's partition has failed, so its run fails for it.
     reported = location.job(REPORT, fails=True)
     assert "[10300]" in message_of(reported)
-    assert materialized(location, reported) == {"a": 3, "b": 1}
+    assert materialized(location, reported) == {"a": 2, "b": 1}
     assert statuses(location, "a") == {"a": FRESH}
-    assert location.status("b", [mirror, text]) == FRESH
+    assert location.status("b", [mirror]) == FRESH
     assert location.status("b", [vector]) == STALE, "it is in error, and serves the first row"
     assert materialized(location, location.job(REPORT)) == {}
 
@@ -173,21 +172,21 @@ def test_when_dagster_is_told_the_rows_are_served_and_no_claim_is_left(locate, m
             states = {job.state for job in location.table.jobs()}
             counts = [
                 location.table.query(f"SELECT count() FROM {location.table.view(index)}")
-                for index in INDEXES
+                for index in TWO
             ]
             seen.append((states, counts))
         return told(context, event, batch)
 
     monkeypatch.setattr(reporting, "log_event", watched)
     of_many(location)
-    assert len(seen) == 9
-    assert all(each == ({JobState.COMPLETED}, [[(3,)]] * 3) for each in seen)
+    assert len(seen) == 6
+    assert all(each == ({JobState.COMPLETED}, [[(3,)]] * 2) for each in seen)
 
 
 def test_a_dagster_that_stores_no_events_costs_no_tenant_its_rows(
     locate, monkeypatch, one_tenant_a_scan
 ):
-    location = locate(indexes=INDEXES[:2])
+    location = locate()
     with monkeypatch.context() as patch:
         patch.setattr(reporting, "log_event", dying)
         of_many(location, fails=True)
@@ -208,11 +207,8 @@ def stored(location, tenant):
     return found
 
 
-@pytest.mark.parametrize("declared", [{"load": load}, {}], ids=["loaded", "written by others"])
-def test_dagster_stores_the_same_of_a_tenant_whether_its_run_was_of_many_or_of_one(
-    locate, declared
-):
-    many, one = locate(**declared), locate(**declared)
+def test_dagster_stores_the_same_of_a_tenant_whether_its_run_was_of_many_or_of_one(locate):
+    many, one = locate(), locate()
     _, of_all = of_many(many, "ab")
     asked_of_many(one, "ab")
     alone = one.run(one.keys, "a")
@@ -272,10 +268,10 @@ def test_by_hand_what_another_run_is_writing_is_left_out_and_named(locate):
     failed = location.run(location.keys, None, range_tags("a", "c"), fails=True)
     said = message_of(failed).splitlines()
     assert [line.split(":")[0].split("/")[1] for line in said] == [
-        f"{index.name}, tenant 'b'" for index in sorted(INDEXES, key=lambda each: each.name)
+        f"{index.name}, tenant 'b'" for index in TWO
     ]
     assert_names(said[0], "run another run")
-    assert materialized(location, failed) == {"a": 3, "c": 3}
+    assert materialized(location, failed) == {"a": 2, "c": 2}
     behind = [job for job in location.table.jobs() if job.key.tenant != "b"]
     assert {job.watermark.version for job in behind} == {location.table.version}
     # Once that run has ended, executing this one again does the rest.
@@ -285,7 +281,7 @@ def test_by_hand_what_another_run_is_writing_is_left_out_and_named(locate):
 
 
 def test_by_hand_of_one_tenant_the_jobs_that_no_run_has_are_done(locate):
-    location = locate(indexes=INDEXES[:2])
+    location = locate()
     of_many(location, "ab")
     location.table.insert(2, tenant="a")
     log = location.table.deployment.log
@@ -338,7 +334,7 @@ def test_a_run_executed_again_has_no_more_tenants_than_it_had(locate):
     for tags in (again_tags(first, request), copied):
         location.table.insert(len(tags) + 10, tenant="a")
         done = location.run(None, None, tags, job_name=request.job_name)
-        assert materialized(location, done) == {"a": 3}
+        assert materialized(location, done) == {"a": 2}
     assert {job.key: job for job in location.table.jobs() if job.key.tenant == "c"} == before
 
 

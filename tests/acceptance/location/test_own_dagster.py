@@ -80,7 +80,7 @@ class OwnDagster:
 
     def start_code_server(self) -> None:
         self._start(
-            *("code server", "dagster", "code-server", "start", "-m", "definitions"),
+            *("code server", "dagster", "api", "grpc", "-m", "definitions"),
             *("-h", "127.0.0.1", "-p", str(self.port)),
         )
 
@@ -105,14 +105,6 @@ class OwnDagster:
         process = self.running.pop(name)
         process.send_signal(number)
         process.wait(SECONDS)
-
-    def kill_code_server(self) -> None:
-        """Kill the code server's processes, but none of a run."""
-        first = self.running.pop("code server")
-        for each in [first, *first.children(recursive=True)]:
-            if each.pid == first.pid or "api grpc" in " ".join(each.cmdline()):
-                each.kill()
-        first.wait(SECONDS)
 
     def job(self, name: str = "gate") -> Job | None:
         source = self.table.source
@@ -146,9 +138,6 @@ class OwnDagster:
 
     def open_gate(self) -> None:
         (self.folder / "open").touch()
-
-    def close_gate(self) -> None:
-        (self.folder / "open").unlink(missing_ok=True)
 
     def told(self) -> str:
         logs = [f"{file.name}: {file.read_text()[-5_000:]}" for file in self.folder.glob("*.log")]
@@ -203,6 +192,17 @@ def own(clickhouse_url, spark_remote, tmp_path):
         each.wait(SECONDS)
 
 
+def test_a_daemons_end_cancels_what_runs(own):
+    own.start_code_server()
+    own.start_daemon()
+    own.await_state(JobState.RUNNING)
+    own.end("daemon")
+    own.await_state(JobState.CANCELED)
+    assert (own.job().watermark, own.taken) == (START, [])
+    assert own.events() == [Event.REGISTER, Event.ENQUEUE, Event.START, Event.CANCEL]
+
+
+@pytest.mark.soak
 def test_the_end_of_dagster_dev_cancels_what_runs(own):
     own.start_dev()
     own.await_state(JobState.RUNNING)
@@ -210,7 +210,6 @@ def test_the_end_of_dagster_dev_cancels_what_runs(own):
     wait_for(lambda: not own.processes(), SECONDS, own.told)
     ended = own.job()
     assert (ended.state, ended.watermark) == (JobState.CANCELED, START), own.told()
-    assert own.events() == [Event.REGISTER, Event.ENQUEUE, Event.START, Event.CANCEL]
     assert own.taken == []
     own.open_gate()
     own.start_dev()
@@ -220,19 +219,15 @@ def test_the_end_of_dagster_dev_cancels_what_runs(own):
     own.table.check()
 
 
-def test_a_daemons_end_cancels_and_a_kill_of_daemon_or_code_server_ends_no_run(own):
+@pytest.mark.soak
+def test_a_kill_of_daemon_or_code_server_ends_no_run(own):
     own.start_code_server()
-    own.start_daemon()
-    own.await_state(JobState.RUNNING)
-    own.end("daemon")
-    own.await_state(JobState.CANCELED)
-    assert (own.job().watermark, own.taken) == (START, [])
     own.start_daemon()
     own.await_state(JobState.RUNNING)
     run = own.job().run_id
     own.end("daemon", signal.SIGKILL)
     own.start_daemon()
-    own.kill_code_server()
+    own.end("code server", signal.SIGKILL)
     own.start_code_server()
     assert (own.job().state, own.job().run_id, own.taken) == (JobState.RUNNING, run, [])
     own.open_gate()

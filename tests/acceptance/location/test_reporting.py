@@ -339,7 +339,7 @@ def test_a_run_executed_again_has_no_more_tenants_than_it_had(locate):
 
 
 def test_a_run_whose_tenants_nobody_knows_any_more_is_not_executed_again(locate):
-    location = locate()
+    location = locate(indexes=[Mirror()])
     (request,) = asked_of_many(location, "ab")
     log = location.table.deployment.log
     log.cancel([job.key for job in location.table.jobs()])

@@ -1,11 +1,20 @@
 """Deployments of real services: with the stand-in for Spark, and with Spark itself."""
 
+from functools import cache
+
 import pytest
 
+from iscp_dagster.spark.session import create_private_session
 from support.lake.delta_tables import deployment_at
+from support.lake.golden_histories import KeptSpark
 
 SLOW = {"deployments", "events", "histories", "iterations", "location", "spark"}
 """The folders whose tests need the stack or a Spark."""
+WRITING = {
+    "spark.databricks.delta.retentionDurationCheck.enabled": "false",
+    # Without a limit, VACUUM lists folders in thousands of tasks.
+    "spark.sql.sources.parallelPartitionDiscovery.parallelism": "2",
+}
 
 
 def pytest_itemcollected(item):
@@ -26,3 +35,20 @@ def deployment(clickhouse_url, near_spark, tmp_path):
 def spark_deployment(clickhouse_url, spark_remote, tmp_path):
     """Return a deployment for tests of what Spark does, or Delta in it."""
     return deployment_at(clickhouse_url, spark_remote, tmp_path)
+
+
+@pytest.fixture
+def kept_spark(request, tmp_path):
+    """Give a writer for tables that only Spark can write: what it did once, from an archive.
+
+    `ISCP_WRITE_HISTORIES=1` has Spark do it and writes the archive, named as the test.
+    """
+
+    @cache
+    def connect():
+        return create_private_session(request.getfixturevalue("spark_remote"), WRITING)
+
+    name = f"{request.path.stem}/{request.node.name}"
+    session = KeptSpark(name, connect, tmp_path / "kept")
+    yield session
+    session.close()

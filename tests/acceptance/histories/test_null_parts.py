@@ -13,7 +13,7 @@ COLUMNS = "tenant STRING, id BIGINT, tags ARRAY<STRING>, m MAP<STRING, INT>, s S
 NOTHING = "INSERT INTO {t} VALUES ('a', 1, NULL, NULL, NULL), ('a', 2, array(), map(), struct(1))"
 
 
-def test_images_have_null_parts_by_their_indexes_rules(spark_deployment):
+def test_images_have_null_parts_by_their_indexes_rules(spark_deployment, kept_spark):
     """Both images of an update from null, to null, and of a calculated column."""
     rules = [Changes(name=rule, nulls=rule) for rule in ("empty", "flag", "json")]
     table = Table.make(
@@ -21,6 +21,7 @@ def test_images_have_null_parts_by_their_indexes_rules(spark_deployment):
         *rules,
         columns=COLUMNS,
         properties="delta.enableChangeDataFeed = true, delta.enableInCommitTimestamps = true",
+        writer=kept_spark,
     )
     calculated = {"twice": "IF(tags IS NULL, NULL, concat(tags, tags))"}
     view = View("seen", of=table.source, columns=calculated, nulls={"twice": "json"})

@@ -93,7 +93,9 @@ def failures(outcomes):
     return {each.claim.key.tenant: each for each in outcomes if isinstance(each, FailedStep)}
 
 
-def test_rows_are_one_where_spark_holds_their_keys_equal_and_two_elsewhere(spark_deployment):
+def test_rows_are_one_where_spark_holds_their_keys_equal_and_two_elsewhere(
+    spark_deployment, kept_spark
+):
     """All types are columns of one key; the keys of a type's tenants differ in its column alone."""
     kept = {column_of(name): key.kept for name, key in KEY_TYPES.items() if key.kept}
     columns = ", ".join(f"{column_of(name)} {key.type}" for name, key in KEY_TYPES.items())
@@ -102,6 +104,7 @@ def test_rows_are_one_where_spark_holds_their_keys_equal_and_two_elsewhere(spark
         Mirror(types=kept),
         columns=f"tenant STRING, {columns}, n INT",
         key=tuple(map(column_of, KEY_TYPES)),
+        writer=kept_spark,
     )
     others = {
         name: next(each for each in key.distinct if each not in key.equal)
@@ -166,7 +169,9 @@ def values(types, number):
     return f"SELECT {', '.join(rows)}"
 
 
-def test_values_are_told_apart_and_equal_ones_are_not(spark_remote):
+def test_values_are_told_apart_and_in_order_and_equal_ones_are_not(spark_remote):
+    from pyspark.sql.functions import collect_list, sort_array
+
     spark = get_shared_session(spark_remote)
     rows = [spark.sql(values(MAPS, number)) for number in (1, 2, 1)]
     types = {field.name: field.type for field in parse_schema(rows[0].schema.json())}
@@ -182,28 +187,27 @@ def test_values_are_told_apart_and_equal_ones_are_not(spark_remote):
         *((both[f"{name}0"] == both[f"{name}2"]).alias(f"{name} alike") for name in MAPS),
     ).collect()
     assert found.asDict() == {f"{name} {how}": how == "alike" for name in MAPS for how in HOW}
-
-
-def test_the_order_is_total(spark_remote):
-    spark, types = get_shared_session(spark_remote), {**MAPS, **OTHERS}
-    rows = spark.sql(
-        f"{values(types, 1)} UNION ALL {values(types, 2)} UNION ALL {values(types, 1)}"
-    )
-    fields = parse_schema(rows.schema.json())
-    found = rows.select(*(to_orderable(rows[f.name], f.type).alias(f.name) for f in fields))
-    for name in types:
-        first, second, third = (row[0] for row in found.select(name).sort(name).collect())
+    more = {**MAPS, **OTHERS}
+    three = spark.sql(" UNION ALL ".join(values(more, number) for number in (1, 2, 1)))
+    fields = parse_schema(three.schema.json())
+    orderable = three.select(*(to_orderable(three[f.name], f.type).alias(f.name) for f in fields))
+    (sorted_,) = orderable.select(
+        *(sort_array(collect_list(name)).alias(name) for name in more)
+    ).collect()
+    for name in more:
+        first, second, third = sorted_[name]
         # Equal values lie together, and the other one apart from them.
         assert (first == second) != (second == third), name
 
 
-def test_an_index_of_rows_with_such_maps_and_without_a_key_agrees(spark_deployment):
+def test_an_index_of_rows_with_such_maps_and_without_a_key_agrees(spark_deployment, kept_spark):
     columns = ", ".join(f"{name} {type_}" for name, (type_, *_) in MAPS.items())
     table = Table.make(
         spark_deployment,
         Mirror(append=True),
         columns=f"tenant STRING, id INT, {columns}",
         key=(),
+        writer=kept_spark,
     )
     table.sql(f"INSERT INTO {{t}} SELECT 'a', 1, * FROM ({values(MAPS, 1)})")
     table.follow()

@@ -1,7 +1,5 @@
 """Every Delta type through Spark into ClickHouse, as it is and as declared, and verified."""
 
-import pytest
-
 from iscp_dagster import Mirror
 from iscp_dagster.delta.read_plans import ReadKind
 from iscp_dagster.model.errors import SchemaError
@@ -73,11 +71,6 @@ KEPT = {
 }
 
 
-@pytest.fixture
-def deployment(spark_deployment):
-    return spark_deployment
-
-
 def insert(table, shift, changed=None):
     nulls = ", ".join(
         f"CASE WHEN id % 2 = 0 THEN {each} END" if name[1] in "ao" else each
@@ -92,13 +85,14 @@ def insert(table, shift, changed=None):
     )
 
 
-def test_every_type_is_kept_as_it_is_and_as_declared(deployment):
+def test_every_type_is_kept_as_it_is_and_as_declared(spark_deployment, kept_spark):
     plain = Mirror(columns=["s", *VARIANTS])
     table = Table.make(
-        deployment,
+        spark_deployment,
         plain,
         Mirror(name="kept", types=KEPT),
         columns=f"tenant STRING, id BIGINT, {typed_columns(ALL)}, {VARIANT_TYPES}",
+        writer=kept_spark,
     )
     insert(table, 0)
     assert kinds(table.follow()) == [ReadKind.SNAPSHOT] * 2
@@ -138,13 +132,13 @@ def verify_sees_what_was_changed(table):
     assert (verdict.missing, verdict.extra, verdict.different) == (0, 1, 2)
 
 
-def test_a_key_of_uuids_is_one_in_whatever_case(deployment):
+def test_a_key_of_uuids_is_one_in_whatever_case(spark_deployment):
     """A second index keeps them as text, where the two cases are two keys."""
     a, b, c, d = (each.strip("'") for each in UUIDS)
     columns = "tenant STRING, u STRING, name STRING"
     kept = Mirror(name="kept", types={"u": "UUID"})
     made = {"columns": columns, "key": "u", "writer": NearSpark()}
-    table = Table.make(deployment, kept, Mirror(), **made)
+    table = Table.make(spark_deployment, kept, Mirror(), **made)
     rows = ", ".join(f"('a', '{each}', 'one')" for each in (a.upper(), b, c.upper()))
     table.sql(f"INSERT INTO {{t}} VALUES {rows}")
     assert kinds(table.follow()) == [ReadKind.SNAPSHOT] * 2
@@ -152,14 +146,12 @@ def test_a_key_of_uuids_is_one_in_whatever_case(deployment):
     table.sql(f"DELETE FROM {{t}} WHERE u = '{c.upper()}'")
     table.sql(f"INSERT INTO {{t}} VALUES ('a', '{d.upper()}', 'new')")
     assert kinds(table.follow()) == [ReadKind.TAIL] * 2
-    table.check()
     found = table.query("SELECT toString(u), name FROM {kept} ORDER BY toString(u)")
     assert found == [(a, "two"), (b.lower(), "one"), (d, "new")]
     # A new row rewritten in the other case before a look: delete and insert of one key.
     table.sql(f"INSERT INTO {{t}} VALUES ('a', '{c}', 'again')")
     table.sql(f"UPDATE {{t}} SET u = '{c.upper()}' WHERE u = '{c}'")
     assert kinds(table.follow()) == [ReadKind.SNAPSHOT] * 2
-    table.check()
     # An existing row is rewritten in the other case.
     table.sql(f"UPDATE {{t}} SET u = '{c}' WHERE u = '{c.upper()}'")
     assert kinds(table.follow()) == [ReadKind.SNAPSHOT] * 2
@@ -173,7 +165,6 @@ def test_a_value_that_does_not_fit_stops_its_index_alone_and_its_deletion_mends_
         Mirror(),
         Mirror(name="small", types={"n": "UInt8"}),
         columns="tenant STRING, id BIGINT, n BIGINT",
-        writer=NearSpark(),
     )
     table.sql("INSERT INTO {t} VALUES ('a', 1, 255), ('a', 2, NULL)")
     table.follow()
@@ -188,10 +179,11 @@ def test_a_value_that_does_not_fit_stops_its_index_alone_and_its_deletion_mends_
     table.check()
 
 
-def test_bytes_that_are_not_utf_8_are_kept(deployment, monkeypatch):
+def test_bytes_that_are_not_utf_8_are_kept(spark_deployment, kept_spark, monkeypatch):
     """Spark's change feed loses them, so a tail that Spark reads is followed by a snapshot."""
     monkeypatch.setattr("iscp_dagster.sync.reading.reader.MOST_ROWS", 0)
-    table = Table.make(deployment, Mirror(), columns="tenant STRING, id BIGINT, s STRING")
+    columns = "tenant STRING, id BIGINT, s STRING"
+    table = Table.make(spark_deployment, Mirror(), columns=columns, writer=kept_spark)
     table.sql("INSERT INTO {t} VALUES ('a', 1, 'x')")
     table.follow()
     table.sql("INSERT INTO {t} VALUES ('a', 2, CAST(X'ff61' AS STRING))")

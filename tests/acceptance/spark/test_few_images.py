@@ -45,18 +45,18 @@ NARROW = Transitions(columns=("s", "mp", "d"))
 BOTH = {"a", "é/%20"}
 
 
-@pytest.fixture(scope="module")
+@pytest.fixture
 def spark(spark_remote):
     return get_shared_session(spark_remote)
 
 
-@pytest.fixture(scope="module")
-def table(spark, tmp_path_factory):
+@pytest.fixture
+def table(kept_spark, tmp_path):
     """A table whose rows of every type were inserted, changed, moved and deleted."""
-    path = tmp_path_factory.mktemp("lake") / "odd"
+    path = tmp_path / "odd"
 
     def sql(text):
-        return spark.sql(text.replace("{t}", f"delta.`{path}`")).collect()
+        kept_spark.sql(text.replace("{t}", f"delta.`{path}`"))
 
     sql(
         f"CREATE TABLE {{t}} (tenant STRING, id BIGINT, {typed_columns(ODD)}) USING delta "
@@ -114,34 +114,18 @@ def told(frame):
 
 def test_the_rows_are_those_that_spark_reads_whatever_their_types(spark, table):
     last, met = table.log.get_latest_moment().version, set()
-    for transitions, tenants, ranges in (
-        # The fourth commit adds a column and has no rows.
-        (VIEW, BOTH, [(0, last), (1, 3), (3, 4)]),
-        (NARROW, {"a"}, [(1, last)]),
-    ):
-        for after, upto in ranges:
-            read = read_of(spark, table, transitions, tenants, upto)
-            expected = told(
-                read_images(spark, read, table.log.get_moment(after), table.log.get_moment(upto))
-            )
-            rows = fed(table, read, after, upto)
-            if not rows.files:
-                assert expected[1] == []
-                continue
-            assert told(build_images(spark, read, rows.read_if_small(MOST))) == expected
-            met |= {
-                change
-                for change in (1, 2, 3)
-                for row in expected[1]
-                if f"'_change': {change}," in row
-            }
+    for transitions, tenants, after in ((VIEW, BOTH, 0), (NARROW, {"a"}, 1)):
+        read = read_of(spark, table, transitions, tenants, last)
+        ends = table.log.get_moment(after), table.log.get_moment(last)
+        expected = told(read_images(spark, read, *ends))
+        rows = fed(table, read, after, last)
+        assert told(build_images(spark, read, rows.read_if_small(MOST))) == expected
+        met |= {n for n in (1, 2, 3) for row in expected[1] if f"'_change': {n}," in row}
     assert met == {1, 2, 3}
-
-
-def test_spark_reads_what_is_no_text_and_what_is_too_much(spark, table):
-    read = read_of(spark, table, NARROW, BOTH, table.log.get_latest_moment().version)
-    last = table.log.get_latest_moment().version
+    # The fourth commit adds a column and has no rows.
+    assert not fed(table, read, 3, 4).files
+    # Spark reads what is too much, and what is no text.
+    read = read_of(spark, table, NARROW, BOTH, last)
     assert fed(table, read, 0, last).read_if_small(100) is None
-    version = table.log.get_latest_moment().version
     table.sql("UPDATE {t} SET ar = array(CAST(X'ff61' AS STRING)) WHERE id = 1")
-    assert fed(table, read, version, version + 1).read_if_small(MOST) is None
+    assert fed(table, read, last, last + 1).read_if_small(MOST) is None

@@ -9,11 +9,15 @@ from __future__ import annotations
 
 import json
 import os
+import re
+import shutil
 import tarfile
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from importlib.metadata import version
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 
@@ -33,14 +37,7 @@ class Kept:
     _at: int = 0
 
     def __post_init__(self) -> None:
-        if not self.archive.exists():
-            pytest.fail(f"{self.archive} is not there; write it: {WRITE}=1")
-        with tarfile.open(self.archive) as archive:
-            archive.extractall(self.path, filter="data")
-        history = json.loads((self.path / "history.json").read_text())
-        if history["by"] != _WRITTEN_BY:
-            pytest.fail(f"{self.archive} is of {history['by']}; write it again: {WRITE}=1")
-        (self.path / "history.json").unlink()
+        history = _unpack(self.archive, self.path)
         self.steps = [(each["statements"], each["versions"]) for each in history["steps"]]
 
     @property
@@ -77,12 +74,105 @@ class Written:
         history = path / "history.json"
         steps = [{"statements": each, "versions": versions} for each, versions in self.steps]
         history.write_text(json.dumps({"by": _WRITTEN_BY, "steps": steps}, indent=1))
-        archive_of(name).parent.mkdir(parents=True, exist_ok=True)
-        with tarfile.open(archive_of(name), "w:xz") as archive:
-            for file in sorted(path.rglob("*")):
-                if file.is_file():
-                    archive.add(file, str(file.relative_to(path)), filter=_clear_owner)
+        _archive(path, archive_of(name))
         history.unlink()
+
+
+@dataclass
+class KeptSpark:
+    """A session that runs the statements of one test: Spark ran them once, now their files come.
+
+    For each statement the archive has the files that it added to the table whose path it names.
+    """
+
+    name: str
+    spark: Callable[[], Any]
+    """Gives the session of Spark that runs the statements while the archive is written."""
+    folder: Path
+    """Where the files are until the archive is written."""
+    _steps: list[dict[str, Any]] = field(default_factory=list)
+    _at: int = 0
+
+    @property
+    def archive(self) -> Path:
+        return archive_of(f"spark/{self.name}")
+
+    def sql(self, statement: str) -> Any:
+        """Do to the table what the statement does."""
+        found = re.search(r"delta`?\.`([^`]+)`", statement)
+        assert found is not None, statement
+        text = statement.replace(found[1], "{path}")
+        self.write(text, Path(found[1]), lambda spark: spark.sql(statement).collect())
+        return SimpleNamespace(collect=list)
+
+    def write(self, text: str, path: Path, run: Callable[[Any], object]) -> None:
+        """Do to the table at `path` what `run` does with Spark; the text tells it from others."""
+        if to_be_written():
+            self._record(text, path, run)
+        else:
+            self._replay(text, path)
+
+    def _record(self, text: str, path: Path, run: Callable[[Any], object]) -> None:
+        before = _list_files(path)
+        run(self.spark())
+        after = _list_files(path)
+        kept = self.folder / str(len(self._steps))
+        for name in (name for name, stat in after.items() if before.get(name) != stat):
+            (kept / name).parent.mkdir(parents=True, exist_ok=True)
+            shutil.copy2(path / name, kept / name)
+        self._steps.append({"statement": text, "gone": sorted(before.keys() - after.keys())})
+
+    def _replay(self, text: str, path: Path) -> None:
+        if not self._steps:
+            self._steps = _unpack(self.archive, self.folder)["steps"]
+        step = self._steps[self._at] if self._at < len(self._steps) else {"statement": None}
+        if step["statement"] != text:
+            was = step["statement"]
+            pytest.fail(f"{self.archive} has {was}, not {text}; write it again: {WRITE}=1")
+        if (kept := self.folder / str(self._at)).exists():
+            shutil.copytree(kept, path, dirs_exist_ok=True)
+        for name in step["gone"]:
+            (path / name).unlink()
+        self._at += 1
+
+    def close(self) -> None:
+        """Write the archive, where that is to be done."""
+        if self._steps and to_be_written():
+            content = {"by": _WRITTEN_BY, "steps": self._steps}
+            (self.folder / "history.json").write_text(json.dumps(content, indent=1))
+            _archive(self.folder, self.archive)
+
+
+def _list_files(folder: Path) -> dict[str, tuple[int, int]]:
+    """Return size and time of each file but the checksums beside files."""
+    found = {
+        str(file.relative_to(folder)): file.stat()
+        for file in folder.rglob("*")
+        if file.is_file() and not (file.name.startswith(".") and file.suffix == ".crc")
+    }
+    return {name: (stat.st_size, stat.st_mtime_ns) for name, stat in found.items()}
+
+
+def _unpack(archive: Path, folder: Path) -> dict[str, Any]:
+    """Extract the archive; return its history."""
+    if not archive.exists():
+        pytest.fail(f"{archive} is not there; write it: {WRITE}=1")
+    with tarfile.open(archive) as opened:
+        opened.extractall(folder, filter="data")
+    file = folder / "history.json"
+    history: dict[str, Any] = json.loads(file.read_text())
+    file.unlink()
+    if history["by"] != _WRITTEN_BY:
+        pytest.fail(f"{archive} is of {history['by']}; write it again: {WRITE}=1")
+    return history
+
+
+def _archive(folder: Path, target: Path) -> None:
+    target.parent.mkdir(parents=True, exist_ok=True)
+    with tarfile.open(target, "w:xz") as archive:
+        for file in sorted(folder.rglob("*")):
+            if file.is_file():
+                archive.add(file, str(file.relative_to(folder)), filter=_clear_owner)
 
 
 def archive_of(name: str) -> Path:

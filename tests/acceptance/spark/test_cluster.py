@@ -18,11 +18,13 @@ from support.lake.delta_tables import Table, deployment_at, one_by_one
 from support.services.fault_proxy import TWICE, faulty
 from support.services.stack import wait_for
 from support.spark.cluster import HOSTS, running_cluster
-from support.spark.fake_spark import near, served
+from support.spark.fake_spark import NearSpark, near, served
 
-pytestmark = pytest.mark.skipif(
-    sys.platform != "linux", reason="a host has one loopback address only"
-)
+
+def on_a_cluster(test):
+    """Mark a test as one that starts eight processes, on several loopback addresses."""
+    one = pytest.mark.skipif(sys.platform != "linux", reason="a host has one loopback address only")
+    return pytest.mark.soak(one(test))
 
 
 @pytest.fixture(scope="module")
@@ -39,33 +41,21 @@ def proxy(clickhouse_url):
         yield server
 
 
-def keyed(deployment):
-    """Make fifty rows to be read as a snapshot."""
-    table = Table.make(deployment, Mirror())
-    table.insert(*range(50))
-    return table, ReadKind.SNAPSHOT
-
-
-def append_only(deployment):
-    """Make fifty more rows, for an index where only tokens prevent doubled rows."""
+def make_table(deployment):
+    """Make fifty rows to be read, for an index where only tokens prevent doubled rows."""
     table = Table.make(deployment, Mirror(append=True), key=())
     table.insert(0)
     table.follow()
     table.insert(*range(50))
-    return table, ReadKind.TAIL
+    return table
 
 
 @pytest.fixture
-def made(clickhouse_url, cluster, tmp_path):
-    """Make a table without Spark; return it and how the cluster will read its due range."""
-
-    def make(kind_of_table):
-        with near() as session:
-            table, kind = kind_of_table(deployment_at(clickhouse_url, session, tmp_path))
-        deployment = deployment_at(clickhouse_url, cluster.remote, tmp_path)
-        return replace(table, deployment=deployment), kind
-
-    return make
+def table(clickhouse_url, cluster, tmp_path):
+    """Make a table without Spark, which the cluster will read."""
+    with near() as session:
+        table = make_table(deployment_at(clickhouse_url, session, tmp_path))
+    return replace(table, deployment=deployment_at(clickhouse_url, cluster.remote, tmp_path))
 
 
 def behind(proxy, table):
@@ -87,27 +77,24 @@ def check(table):
     assert client.query(f"SELECT count() FROM {view}__rows").result_rows == [(held,)]
 
 
-def followed(table):
-    """Follow the table; return the one delivery."""
-    (outcome,) = table.follow()
+def check_delivery(outcome):
+    """Check that it is of all rows of the tail."""
     assert isinstance(outcome, RowDelivery), outcome
-    return outcome
+    assert (outcome.plan.kind, outcome.inserted) == (ReadKind.TAIL, 50)
 
 
-def test_two_attempts_of_a_task_write_its_chunks_once(made, proxy):
-    table, kind = made(append_only)
+@on_a_cluster
+def test_two_attempts_of_a_task_write_its_chunks_once(table, proxy):
     proxy.coming = [TWICE]
-    slow = behind(proxy, table)
-    outcome = followed(slow)
-    assert (outcome.plan.kind, outcome.inserted) == (kind, 50)
+    check_delivery(*behind(proxy, table).follow())
     assert proxy.injected == [TWICE]
     # While the first attempt waited, the second wrote the same chunk under the same token.
     assert max(proxy.tokens.values()) == 2
     check(table)
 
 
-def test_a_task_whose_executor_is_killed_writes_its_chunks_once(made, proxy, cluster):
-    table, kind = made(keyed)
+@on_a_cluster
+def test_a_task_whose_executor_is_killed_writes_its_chunks_once(table, proxy, cluster):
     proxy.coming = [TWICE]
 
     def kill():
@@ -117,36 +104,48 @@ def test_a_task_whose_executor_is_killed_writes_its_chunks_once(made, proxy, clu
 
     killer = Thread(target=kill)
     killer.start()
-    outcome = followed(behind(proxy, table))
+    outcomes = behind(proxy, table).follow()
     killer.join()
-    assert (outcome.plan.kind, outcome.inserted) == (kind, 50)
+    check_delivery(*outcomes)
     assert max(proxy.tokens.values()) >= 2
     check(table)
 
 
+@on_a_cluster
 def test_a_large_tail_is_written_by_all_cores_and_replayed_alike_by_fewer(
-    made, proxy, cluster, spark_remote, monkeypatch
+    table, proxy, cluster, spark_remote, monkeypatch
 ):
+    large = get_shared_session(cluster.remote)
+    wait_for(lambda: count_cores(large) == len(HOSTS), 60)
+
+    def reconnect():
+        disconnect()
+        return get_shared_session(spark_remote)
+
+    check_replay(table, proxy, large, reconnect, monkeypatch)
+
+
+def test_a_large_tail_is_replayed_alike_by_fewer_cores(deployment, proxy, monkeypatch):
+    check_replay(make_table(deployment), proxy, NearSpark(cores=len(HOSTS)), NearSpark, monkeypatch)
+
+
+def check_replay(table, proxy, large, make_small, monkeypatch):
     """The number of tasks is recorded with the batch: a smaller Spark forms the same chunks."""
-    table, kind = made(append_only)
-    wait_for(lambda: count_cores(get_shared_session(cluster.remote)) == len(HOSTS), 60)
     monkeypatch.setattr("iscp_dagster.sync.reading.reader.SMALL_BYTES", 1)
-    large = behind(proxy, table)
-    iteration = large.iteration("a")
-    found = one_by_one(large.deployment, large.source, iteration, run_id="dies")
+    table = behind(proxy, table)
+    deployment = replace(table.deployment, spark=lambda: large)
+    found = one_by_one(deployment, table.source, table.iteration("a"), run_id="dies")
     written = next(found)
     found.close()
-    assert isinstance(written, RowDelivery), written
-    assert (written.plan.kind, written.inserted) == (kind, 50)
-    large.deployment.log.recover({"dies"})
+    check_delivery(written)
+    deployment.log.recover({"dies"})
     (job,) = table.jobs()
     assert job.batch.layout["partitions"] == len(HOSTS)
     first = {token: count for token, count in proxy.tokens.items() if token}
     assert len(first) == len(HOSTS)
-    disconnect()
-    small = replace(large.deployment, spark=lambda: get_shared_session(spark_remote))
-    assert count_cores(small.spark()) < len(HOSTS)
-    followed(replace(large, deployment=small))
+    small = make_small()
+    assert count_cores(small) < len(HOSTS)
+    replace(table, deployment=replace(deployment, spark=lambda: small)).follow()
     again = {token: count for token, count in proxy.tokens.items() if token}
     assert again.keys() == first.keys()
     assert all(again[token] > first[token] for token in first)

@@ -15,13 +15,12 @@ from support.spark.fake_spark import NearSpark
 LAYOUT = {"rows_per_chunk": 7, "partitions": 2}
 COLUMNS = ("tenant", "id", "name", "v")
 OTHERWISE = {
-    "more shuffle partitions": {"spark.sql.shuffle.partitions": "13"},
-    "no adaptive plan": {"spark.sql.adaptive.enabled": "false"},
-    "small batches": {"spark.sql.execution.arrow.maxRecordsPerBatch": "3"},
-    "many small reads": {
-        "spark.sql.files.maxPartitionBytes": "4096",
-        "spark.sql.files.openCostInBytes": "0",
-    },
+    "spark.sql.shuffle.partitions": "13",
+    "spark.sql.adaptive.enabled": "false",
+    "spark.sql.execution.arrow.maxRecordsPerBatch": "3",
+    # Many small reads.
+    "spark.sql.files.maxPartitionBytes": "4096",
+    "spark.sql.files.openCostInBytes": "0",
 }
 
 
@@ -84,19 +83,14 @@ def test_chunks_are_the_same_whatever_spark_does(table):
     assert {task for task, _, _ in first} == {0, 1}
     assert len(first) > 10
     conf = table.deployment.spark().conf
-    for name, changed in OTHERWISE.items():
-        before = {key: conf.get(key) for key in changed}
-        for key, value in changed.items():
-            conf.set(key, value)
-        try:
-            assert chunked(table) == first, name
-        finally:
-            for key, value in before.items():
-                conf.set(key, value)
+    before = {key: conf.get(key) for key in OTHERWISE}
     table.sql("OPTIMIZE {t} ZORDER BY (name)")
-    assert chunked(table) == first, "other files"
-
-
-def test_without_a_key_a_tenants_chunks_are_the_same_in_whatever_company(table):
+    for key, value in OTHERWISE.items():
+        conf.set(key, value)
+    try:
+        assert chunked(table) == first
+    finally:
+        for key, value in before.items():
+            conf.set(key, value)
     if not table.source.keys:
-        assert chunked(table, "b") == chunked(table)
+        assert chunked(table, "b") == first, "in other company"

@@ -55,20 +55,17 @@ def test_each_range_and_each_version(table, spark_deployment, keys):
     )
     chosen = replace(selection, tenants=frozenset({OTHER}))
     last = log.get_latest_moment().version
-    kinds = set()
-    for after in range(0, last, last // 2):
-        from_, to = log.get_moment(after), log.get_moment(last)
-        wanted = told(reader.read_changes(spark, selection, from_, to))
-        found = told(changes(NearSpark(), selection, from_, to))
-        if keys:
-            assert found == wanted
-        assert unordered(found) == unordered(wanted)
-        kinds |= {(row["_deleted"], row["_repeats"]) for row in wanted}
-        some = told(changes(NearSpark(), chosen, from_, to, partitions=3))
-        assert unordered(some) == unordered(told(reader.read_changes(spark, chosen, from_, to)))
-    assert len(kinds) > 1
-    for version in (0, last // 2, last):
-        at = Moment(version, 7)
+    from_, to = log.get_moment(last // 2 if keys else 0), log.get_moment(last)
+    wanted = told(reader.read_changes(spark, selection, from_, to))
+    found = told(changes(NearSpark(), selection, from_, to))
+    if keys:
+        assert found == wanted
+    assert unordered(found) == unordered(wanted)
+    assert len({(row["_deleted"], row["_repeats"]) for row in wanted}) > 1
+    some = told(changes(NearSpark(), chosen, from_, to, partitions=3))
+    assert unordered(some) == unordered(row for row in wanted if row["tenant"] == OTHER)
+    if keys:
+        at = Moment(last // 2, 7)
         wanted = told(reader.read_snapshot(spark, selection, at))
         assert unordered(told(snapshot(NearSpark(), selection, at))) == unordered(wanted)
 

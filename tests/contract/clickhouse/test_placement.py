@@ -63,9 +63,9 @@ TYPES = {
 KEYS = [
     *((name, ("s",)) for name in FUNCTIONS if not name.startswith("intHash")),
     *((name, ("l",)) for name in FUNCTIONS if not name.startswith("CRC")),
-    *((name, ("u", "s")) for name, each in FUNCTIONS.items() if each.several),
+    *((name, ("u", "s")) for name in ("cityHash64", "murmurHash3_32")),
     *(("cityHash64", (column,)) for column in TYPES),
-    *(("javaHash", (column,)) for column in ("low", "by", "i", "uuid", "fixed", "day")),
+    *(("javaHash", (column,)) for column in ("by", "i", "uuid", "day")),
     *(("intHash32", (column,)) for column in ("by", "u", "day")),
 ]
 KEYS = list(dict.fromkeys(KEYS))

@@ -23,7 +23,7 @@ from support.paths import ROOT
 from support.services.stack import clean_environment, wait_for
 from support.spark.fake_spark import NearSpark
 
-pytestmark = pytest.mark.timeout(1_800)
+pytestmark = [pytest.mark.soak, pytest.mark.timeout(1_800)]
 
 SECONDS = 300.0
 DEFINITIONS = """
@@ -202,7 +202,6 @@ def test_a_daemons_end_cancels_what_runs(own):
     assert own.events() == [Event.REGISTER, Event.ENQUEUE, Event.START, Event.CANCEL]
 
 
-@pytest.mark.soak
 def test_the_end_of_dagster_dev_cancels_what_runs(own):
     own.start_dev()
     own.await_state(JobState.RUNNING)
@@ -219,7 +218,6 @@ def test_the_end_of_dagster_dev_cancels_what_runs(own):
     own.table.check()
 
 
-@pytest.mark.soak
 def test_a_kill_of_daemon_or_code_server_ends_no_run(own):
     own.start_code_server()
     own.start_daemon()

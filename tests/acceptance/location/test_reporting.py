@@ -88,16 +88,16 @@ def failing_to_read(tenant):
 def test_who_was_served_before_a_later_scan_fails_is_reported(
     locate, monkeypatch, one_tenant_a_scan
 ):
-    location = locate()
+    location = locate(indexes=[Mirror()])
     with monkeypatch.context() as patch:
         patch.setattr(SourceReader, "make_frame", failing_to_read("b"))
         _, failed = of_many(location, fails=True)
-    assert materialized(location, failed) == {"a": 2}
+    assert materialized(location, failed) == {"a": 1}
     assert statuses(location, "ab") == {"a": FRESH, "b": MISSING}
 
 
 def test_executing_a_run_again_reports_what_it_had_not(locate, monkeypatch):
-    location = locate()
+    location = locate(indexes=[Mirror()])
     with monkeypatch.context() as patch:
         patch.setattr(reporting, "build_materializations", dying)
         request, failed = of_many(location, fails=True)
@@ -105,7 +105,7 @@ def test_executing_a_run_again_reports_what_it_had_not(locate, monkeypatch):
     assert location.tick().run_requests == [], "all are in step"
     assert statuses(location) == dict.fromkeys("abc", MISSING)
     again = location.run(None, None, again_tags(failed, request), job_name=request.job_name)
-    assert materialized(location, again) == dict.fromkeys("abc", 2)
+    assert materialized(location, again) == dict.fromkeys("abc", 1)
     assert statuses(location) == dict.fromkeys("abc", FRESH)
     # What was reported once is not reported again.
     again = location.run(None, None, again_tags(failed, request), job_name=request.job_name)
@@ -113,7 +113,7 @@ def test_executing_a_run_again_reports_what_it_had_not(locate, monkeypatch):
 
 
 def test_every_hour_what_a_dead_run_did_not_report_is_reported(locate, monkeypatch):
-    location = locate(load=load)
+    location = locate(load=load, indexes=[Mirror()])
     with monkeypatch.context() as patch:
         patch.setattr(reporting, "build_materializations", dying)
         of_many(location, "abcd", fails=True)
@@ -123,7 +123,7 @@ def test_every_hour_what_a_dead_run_did_not_report_is_reported(locate, monkeypat
     location.follow()
     reported = location.job(REPORT)
     # b has changed since; what it serves is reported as it is.
-    assert materialized(location, reported)["a"] == 2
+    assert materialized(location, reported)["a"] == 1
     assert "c" not in materialized(location, reported)
     assert "d" not in materialized(location, reported)
     assert statuses(location, "abcd") == dict.fromkeys("abcd", FRESH)
@@ -164,7 +164,7 @@ def test_a_run_at_work_reports_for_itself(locate, monkeypatch):
 
 
 def test_when_dagster_is_told_the_rows_are_served_and_no_claim_is_left(locate, monkeypatch):
-    location = locate()
+    location = locate(indexes=[Mirror()])
     seen, told = [], reporting.log_event
 
     def watched(context, event, batch):
@@ -172,21 +172,21 @@ def test_when_dagster_is_told_the_rows_are_served_and_no_claim_is_left(locate, m
             states = {job.state for job in location.table.jobs()}
             counts = [
                 location.table.query(f"SELECT count() FROM {location.table.view(index)}")
-                for index in TWO
+                for index in location.source.indexes
             ]
             seen.append((states, counts))
         return told(context, event, batch)
 
     monkeypatch.setattr(reporting, "log_event", watched)
     of_many(location)
-    assert len(seen) == 6
-    assert all(each == ({JobState.COMPLETED}, [[(3,)]] * 2) for each in seen)
+    assert len(seen) == 3
+    assert all(each == ({JobState.COMPLETED}, [[(3,)]]) for each in seen)
 
 
 def test_a_dagster_that_stores_no_events_costs_no_tenant_its_rows(
     locate, monkeypatch, one_tenant_a_scan
 ):
-    location = locate()
+    location = locate(indexes=[Mirror()])
     with monkeypatch.context() as patch:
         patch.setattr(reporting, "log_event", dying)
         of_many(location, fails=True)
@@ -208,7 +208,7 @@ def stored(location, tenant):
 
 
 def test_dagster_stores_the_same_of_a_tenant_whether_its_run_was_of_many_or_of_one(locate):
-    many, one = locate(), locate()
+    many, one = locate(indexes=[Mirror()]), locate(indexes=[Mirror()])
     _, of_all = of_many(many, "ab")
     asked_of_many(one, "ab")
     alone = one.run(one.keys, "a")

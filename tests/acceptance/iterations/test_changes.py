@@ -25,7 +25,7 @@ from iscp_dagster.model.declared.linking.attach import index_of_view
 from iscp_dagster.model.jobs import JobID
 from iscp_dagster.spark.session import get_shared_session
 from support.errors import assert_names, raises_naming
-from support.lake.deals_table import TENANTS, Dealings, all_of, big, dealings, huge, seen
+from support.lake.deals_table import TENANTS, Dealings, big, dealings, huge, seen
 from support.lake.delta_tables import Table, deployment_at, kinds
 from support.live.subscriber_thread import following
 from support.spark.fake_spark import NearSpark
@@ -35,7 +35,7 @@ BEGIN = 4
 """The version as of which the tests' histories begin."""
 
 
-VIEWS = {"changes": all_of, "big": big, "huge": huge}
+VIEWS = {"big": big, "huge": huge}
 
 
 @dataclass
@@ -55,12 +55,7 @@ class Dealt:
         table = Table.make(deployment, create=False, key="k", path=self.path)
         of_big = View("big", of=table.source, where="amount > 100", columns={"gross": GROSS})
         of_huge = View("huge", of=of_big, where="gross > 150", columns={"shout": "upper(note)"})
-        known = {
-            "changes": Changes(),
-            "mirror": Mirror(),
-            "big": index_of_view(of_big),
-            "huge": index_of_view(of_huge),
-        }
+        known = {"big": index_of_view(of_big), "huge": index_of_view(of_huge)}
         return table.with_indexes(*(known[name] for name in names))
 
 
@@ -116,51 +111,29 @@ def keys_of(model, name, version):
     return sorted(seen(model.states[version], VIEWS[name]))
 
 
-def test_many_iterations_give_the_rows_of_one(clickhouse_url, spark_remote, dealt, tmp_path):
-    deployment = deployment_at(clickhouse_url, spark_remote, tmp_path)
-    one = dealt.table(deployment, "changes", "mirror", "big", "huge")
-    first, whole = reached(one, BEGIN, dealt.last)
-    assert set(kinds(first)) == {ReadKind.SNAPSHOT}
-    assert set(kinds(whole)) == {ReadKind.TAIL}
-    # One scan for each view, and one for the mirror.
-    assert len({id(each.written.request) for each in whole}) == 4
-    for name in VIEWS:
-        expected = modelled(dealt.model, name, dealt.last)
-        assert images_in(one, name) == expected
-        base = [(*key, 0, 1, BEGIN) for key in keys_of(dealt.model, name, BEGIN)]
-        assert [row for row in rows_in(one, name) if row[2] == 0] == base
-        at = (BEGIN + dealt.last) // 2
-        asked = rows_in(one, name, "_as_of", f"(version = {at})")
-        assert asked == keys_of(dealt.model, name, at)
-    assert {row[4] for row in modelled(dealt.model, "huge", dealt.last)} == {1, 2, 3}
-    (tmp_path / "many").mkdir()
-    many = dealt.table(deployment_at(clickhouse_url, spark_remote, tmp_path / "many"), "huge")
-    reached(many, BEGIN, 7, 12, dealt.last)
-    assert images_in(many, "huge") == images_in(one, "huge")
-
-
-def test_a_run_that_dies_anywhere_leaves_the_same_rows(
+def test_a_run_that_dies_anywhere_leaves_the_rows_of_the_model(
     clickhouse_url, spark_remote, dealt, tmp_path
 ):
     """A subscriber is told each change once, in the order of commits."""
     deployment = deployment_at(clickhouse_url, spark_remote, tmp_path)
-    table = dealt.table(deployment, "big")
-    lives = [("before", "complete"), ("after", "claim_jobs"), ("before", "complete")]
+    table = dealt.table(deployment, "huge")
 
     def live_and_die(to, when, method):
         dies(table, table.iteration(*TENANTS, to=to), Life(when, method))
         deployment.log.recover(["dead"])
         reached(table, to)
-        assert images_in(table, "big") == modelled(dealt.model, "big", to)
+        assert images_in(table, "huge") == modelled(dealt.model, "huge", to)
 
-    live_and_die(BEGIN, *lives[0])
-    base = keys_of(dealt.model, "big", BEGIN)
-    with following(deployment, table.source, "big", snapshot=True) as follower:
+    live_and_die(BEGIN, "before", "complete")
+    base = keys_of(dealt.model, "huge", BEGIN)
+    assert rows_in(table, "huge") == [(*key, 0, 1, BEGIN) for key in base]
+    with following(deployment, table.source, "huge", snapshot=True) as follower:
         follower.await_messages(len(base))
-        for to, life in zip((7, dealt.last), lives[1:], strict=True):
-            live_and_die(to, *life)
-        changes = {row[:3]: row for row in modelled(dealt.model, "big", dealt.last)}
+        live_and_die(7, "after", "claim_jobs")
+        live_and_die(dealt.last, "before", "complete")
+        changes = {row[:3]: row for row in modelled(dealt.model, "huge", dealt.last)}
         follower.await_messages(len(base) + len(changes))
+    assert {row[4] for row in changes.values()} == {1, 2, 3}
     first, told = follower.messages[: len(base)], follower.messages[len(base) :]
     assert [(each.data["tenant"], int(each.data["k"])) for each in first] == base
     for tenant in TENANTS:
@@ -173,9 +146,12 @@ def test_a_run_that_dies_anywhere_leaves_the_same_rows(
             assert (int(message.data["k"]), list(message.fields)) == (row["k"], fields)
             moment = deployment.make_delta_log(table.source).get_moment(place[1])
             assert message.ts_timestamp == str(moment.micros * 1_000)
+    for at in ((BEGIN + dealt.last) // 2, dealt.last):
+        asked = rows_in(table, "huge", "_as_of", f"(version = {at})")
+        assert asked == keys_of(dealt.model, "huge", at)
 
 
-def test_a_gap_begins_a_history_anew_and_is_told(
+def test_a_gap_or_a_key_twice_begins_a_history_anew(
     clickhouse_url, spark_remote, dealt, tmp_path, capsys
 ):
     deployment = deployment_at(clickhouse_url, spark_remote, tmp_path)
@@ -197,46 +173,21 @@ def test_a_gap_begins_a_history_anew_and_is_told(
     printed = " ".join(capsys.readouterr().out.split())
     assert f"changes since {upto} of" in printed
     assert f"gap {told}" in printed
-    # Changes go on from there.
-    end = upto + 1
-    reached(table, end)
-    expected = dealt.model.images(big, range(upto + 1, end + 1))
-    assert expected
-    assert images_in(table, "big", upto) == sorted(expected, key=lambda row: row[:4])
-    assert [each.agrees for each in table.verdicts()] == [True, True]
-    # Another definition is another index.
-    other = View("big", of=table.source, where="amount > 10", columns={"gross": GROSS})
-    changed = table.with_indexes(index_of_view(other))
-    with raises_naming(errors.SchemaError, "view"):
-        store_of(changed, "big").ensure()
-    before = rows_in(table, "big")
-    jobs = Jobs(deployment=deployment, sources=[changed.source], cancel_runs=lambda _: None)
-    name = JobID(db=table.source.database, table=table.source.table, job="big")
-    assert jobs.rebuild_job(ALL_TENANTS, name) is True
-    for tenant, shows in (("acme", before), ("globex", None)):
-        (built,) = changed.run(changed.iteration(tenant, to=end))
-        assert (built.plan.reason, built.gap) == ("first synchronization", "")
-        assert shows is None or rows_in(table, "big") == shows
-    wider = seen(dealt.model.states[end], lambda row: row if (row["amount"] or 0) > 10 else None)
-    assert rows_in(changed, "big") == [(*key, 0, 1, end) for key in sorted(wider)]
-    assert len(wider) > len(keys)
-
-
-def test_a_tenant_with_a_key_twice_waits_alone_and_begins_anew(
-    clickhouse_url, spark_remote, dealt, tmp_path
-):
-    deployment = deployment_at(clickhouse_url, spark_remote, tmp_path)
-    table = dealt.table(deployment, "changes")
+    # Changes go on from there, until a tenant has a key twice, which waits alone.
     last = table.version
     twice, clean = last - 3, last - 2
     reached(table, twice - 1)
+    expected = dealt.model.images(big, range(upto + 1, twice))
+    assert expected
+    assert images_in(table, "big", upto) == sorted(expected, key=lambda row: row[:4])
+    assert [each.agrees for each in table.verdicts()] == [True, True]
     outcomes = {
         each.claim.key.tenant: each for each in table.run(table.iteration(*TENANTS, to=twice))
     }
     assert outcomes["acme"].code == errors.KeyColumnError.code
     assert f"key {{'k': {dealt.model.twin[1]}}} occurs in 2 rows" in outcomes["acme"].message
     assert outcomes["globex"].plan.kind is ReadKind.TAIL
-    assert [row[1:5] for row in images_in(table, "changes", twice - 1)] == [(twice, 0, 1, 1)]
+    assert [row[1:5] for row in images_in(table, "big", twice - 1)] == [(twice, 0, 1, 1)]
     # It can be read again once the second row is gone, but nobody knows which one that was.
     (mended,) = (each for each in table.materialize("acme") if each.to.version >= clean)
     said = f"key {{'k': {dealt.model.twin[1]}}} was inserted while it existed"
@@ -244,10 +195,22 @@ def test_a_tenant_with_a_key_twice_waits_alone_and_begins_anew(
     assert said in mended.gap
     # The column that the table has gained is in both.
     assert [each.to.version for each in table.materialize("globex")] == [last]
-    assert images_in(table, "changes", clean)[-1][4:6] == (2, ["extra"])
-    assert rows_in(table, "changes", "_as_of", f"(version = {last})") == keys_of(
-        dealt.model, "changes", last
-    )
+    assert images_in(table, "big", clean)[-1][4:6] == (2, ["extra"])
+    held = rows_in(table, "big", "_as_of", f"(version = {last})")
+    assert held == keys_of(dealt.model, "big", last)
+    # Another definition is another index.
+    other = View("big", of=table.source, where="amount > 10", columns={"gross": GROSS})
+    changed = table.with_indexes(index_of_view(other))
+    with raises_naming(errors.SchemaError, "view"):
+        store_of(changed, "big").ensure()
+    jobs = Jobs(deployment=deployment, sources=[changed.source], cancel_runs=lambda _: None)
+    name = JobID(db=table.source.database, table=table.source.table, job="big")
+    assert jobs.rebuild_job(ALL_TENANTS, name) is True
+    built = changed.run(changed.iteration(*TENANTS))
+    assert [(each.plan.reason, each.gap) for each in built] == [("first synchronization", "")] * 2
+    wider = seen(dealt.model.states[last], lambda row: row if (row["amount"] or 0) > 10 else None)
+    assert rows_in(changed, "big") == [(*key, 0, 1, last) for key in sorted(wider)]
+    assert len(wider) > len(held)
 
 
 def store_of(table, name) -> IndexStore:

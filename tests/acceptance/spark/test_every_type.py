@@ -100,7 +100,6 @@ def test_every_type_is_kept_as_it_is_and_as_declared(spark_deployment, kept_spar
     table.sql("DELETE FROM {t} WHERE id = 1")
     table.sql("UPDATE {t} SET u = NULL, vo = parse_json('{\"n\": 2e0}') WHERE id = 2")
     assert kinds(table.follow()) == [ReadKind.TAIL] * 2
-    table.check()
     found = table.query(
         "SELECT toString(u), toString(vo), toString(far), at, later FROM {kept} WHERE id = 10"
     )
@@ -120,7 +119,10 @@ def test_every_type_is_kept_as_it_is_and_as_declared(spark_deployment, kept_spar
 
 
 def verify_sees_what_was_changed(table):
-    """Check that verify notices changes, also of values that only ClickHouse distinguishes."""
+    """Check that verify notices changes, also of values that only ClickHouse distinguishes.
+
+    All else agrees.
+    """
     rows = table.view(table.source.get_index("kept")).replace("_kept`", "_kept__rows`")
     for change, key in (("generateUUIDv4() AS u", 2), ("'{\"n\":3}' AS vo", 12), ("999 AS id", 3)):
         picked = f"SELECT * FROM {rows} FINAL WHERE id = {key}"
@@ -128,8 +130,11 @@ def verify_sees_what_was_changed(table):
         table.deployment.endpoint.get_client().command(
             f"INSERT INTO {rows} {changed}", settings=ANYWAY
         )
-    (verdict,) = compare_or_raise(table.deployment, table.source, indexes=["kept"])
-    assert (verdict.missing, verdict.extra, verdict.different) == (0, 1, 2)
+    found = {
+        each.index: (each.missing, each.extra, each.different)
+        for each in compare_or_raise(table.deployment, table.source)
+    }
+    assert found == {"mirror": (0, 0, 0), "kept": (0, 1, 2)}
 
 
 def test_a_key_of_uuids_is_one_in_whatever_case(spark_deployment):
@@ -151,9 +156,6 @@ def test_a_key_of_uuids_is_one_in_whatever_case(spark_deployment):
     # A new row rewritten in the other case before a look: delete and insert of one key.
     table.sql(f"INSERT INTO {{t}} VALUES ('a', '{c}', 'again')")
     table.sql(f"UPDATE {{t}} SET u = '{c.upper()}' WHERE u = '{c}'")
-    assert kinds(table.follow()) == [ReadKind.SNAPSHOT] * 2
-    # An existing row is rewritten in the other case.
-    table.sql(f"UPDATE {{t}} SET u = '{c}' WHERE u = '{c.upper()}'")
     assert kinds(table.follow()) == [ReadKind.SNAPSHOT] * 2
     table.check()
     assert table.query("SELECT count() FROM {mirror}") == [(4,)]

@@ -28,12 +28,12 @@ from iscp_dagster.sync.iteration.narrowing import TENANTS_TRIED, UntriedError
 from iscp_dagster.sync.iteration.outcomes import RowDelivery
 from iscp_dagster.sync.reading.reader import SourceReader
 from iscp_dagster.sync.writing import scan
-from support.lake.delta_tables import Table, one_by_one, publish_one
+from support.lake.delta_tables import Table
 from support.workers.killable import Life, dies
 
-MANY = [f"t{number:03d}" for number in range(130)]
-BAD = "t4"
-SOME = [f"t{number}" for number in range(9)]
+MANY = [f"t{number}" for number in range(TENANTS_TRIED + 2)]
+BAD = "t2"
+SOME = MANY[:4]
 
 
 def fill(table, tenants, *ids, values="'some words', array(1.0, 2.0)"):
@@ -78,30 +78,22 @@ def counted(deployment, monkeypatch):
             sa.event.remove(deployment.log.engine, "before_cursor_execute", executed)
 
 
-def asked(deployment, monkeypatch, tenants):
-    """Return the number of statements of a first iteration, and of one that changes all tenants."""
-    table = Table.make(deployment, Mirror(), FullText("name"))
-    counts = []
-    for version in (1, 2):
-        fill(table, tenants, version)
-        iteration = table.iteration(*tenants)
-        with counted(deployment, monkeypatch) as found:
-            outcomes = list(iterate(deployment, table.source, iteration, run_id="run"))
-        assert len(outcomes) == 2 * len(tenants)
-        assert not [each for each in outcomes if isinstance(each, FailedStep)]
-        counts.append(dict(found))
-    table.check()
-    return counts
-
-
 def test_the_number_of_statements_depends_on_indexes_and_not_on_tenants(deployment, monkeypatch):
     # Off: the guard of a scan asks every two seconds, so its statements depend on the time taken.
     monkeypatch.setattr(scan, "interrupt_when_lost", lambda *_: nullcontext())
-    asked(deployment, monkeypatch, MANY[:1])
-    few = asked(deployment, monkeypatch, MANY[:3])
-    # A request takes a hundred names.
-    many = asked(deployment, monkeypatch, MANY[:90])
-    assert few == many
+    counts = []
+    # The first is asked more, for what the process then knows.
+    for tenants in (MANY[:1], MANY[:2], MANY):
+        table = Table.make(deployment, Mirror(), FullText("name"))
+        for version in (1, 2):
+            fill(table, tenants, version)
+            iteration = table.iteration(*tenants)
+            with counted(deployment, monkeypatch) as found:
+                outcomes = list(iterate(deployment, table.source, iteration, run_id="run"))
+            assert len(outcomes) == 2 * len(tenants)
+            assert not [each for each in outcomes if isinstance(each, FailedStep)]
+            counts.append(found)
+    assert counts[2:4] == counts[4:]
 
 
 def ended(table, outcomes):
@@ -130,158 +122,96 @@ def plans(outcomes):
     return found
 
 
-FAULTS = {
-    "a vector of the wrong length": (
-        Vector("v", dimension=2),
-        "'x', array(1.0)",
-        errors.SchemaError.code,
-    ),
-    "a vector that leads nowhere": (
-        Vector("v", dimension=2),
-        "'x', array('NaN', 1.0)",
-        errors.SchemaError.code,
-    ),
-    "a null key": (Mirror(), None, errors.KeyColumnError.code),
+BAD_ROWS = {
+    # tenant: the index that fails, the values of the row, the code
+    "t0": ({"vector"}, "'x', array(1.0)", errors.SchemaError.code),
+    "t1": ({"vector"}, "'x', array('NaN', 1.0)", errors.SchemaError.code),
+    "t2": ({"vector", "text"}, "NULL, array(1.0, 2.0)", errors.KeyColumnError.code),
 }
 
 
-@pytest.mark.parametrize("read", ["snapshot", "tail"])
-@pytest.mark.parametrize("fault", FAULTS)
-def test_a_row_that_is_refused_stops_its_tenant_alone(deployment, fault, read):
-    index, values, code = FAULTS[fault]
-    table = Table.make(deployment, index, FullText("name"), key=("id", "name"))
-    if read == "tail":
-        fill(table, SOME, 1)
-        table.run(table.iteration(*SOME))
-    fill(table, [tenant for tenant in SOME if tenant != BAD], 2)
-    if values is None:
-        fill(table, [BAD], 2, values="NULL, array(1.0, 2.0)")
-    else:
-        fill(table, [BAD], 2, values=values)
-    outcomes = table.run(table.iteration(*SOME))
-    wrong = ended(table, outcomes)
-    names = {index.name} if values else {index.name, "text"}
-    assert wrong == {(BAD, name): code for name in names}
-    message = next(each.message for each in outcomes if isinstance(each, FailedStep))
-    assert table.source.name in message
-    # Each tenant is charged its own rows.
-    held = {job.key.tenant: job.status.counts for job in table.jobs() if job.key.tenant != BAD}
-    assert {counts["inserted"] for counts in held.values()} == {1}
-    assert len({counts["bytes"] for counts in held.values()}) == 1
-    table.sql("DELETE FROM {t} WHERE tenant = 't4' AND id = 2")
-    assert not [each for each in table.materialize(BAD) if isinstance(each, FailedStep)]
-    table.follow()
+def test_rows_that_are_refused_stop_their_tenants_alone(deployment):
+    """First in a snapshot, then in a tail."""
+    indexes = (Vector("v", dimension=2, name="vector"), FullText("name", name="text"))
+    table = Table.make(deployment, *indexes, key=("id", "name"))
+    tenants = MANY[: len(BAD_ROWS) + 2]
+    fill(table, BAD_ROWS, 1)
+    for id_ in (2, 3):
+        fill(table, [tenant for tenant in tenants if tenant not in BAD_ROWS], id_)
+        for tenant, (_, values, _) in BAD_ROWS.items():
+            fill(table, [tenant], id_, values=values)
+        outcomes = table.run(table.iteration(*tenants))
+        assert ended(table, outcomes) == {
+            (tenant, name): code for tenant, (names, _, code) in BAD_ROWS.items() for name in names
+        }
+        message = next(each.message for each in outcomes if isinstance(each, FailedStep))
+        assert table.source.name in message
+        # Each tenant is charged its own rows.
+        held = [job.status.counts for job in table.jobs() if job.key.tenant not in BAD_ROWS]
+        assert {counts["inserted"] for counts in held} == {1}
+        assert len({counts["bytes"] for counts in held}) == 1
+        table.sql("DELETE FROM {t} WHERE name = 'x' OR name IS NULL")
+        mended = table.materialize(*tenants)
+        assert not [each for each in mended if isinstance(each, FailedStep)]
     table.check()
 
 
-@pytest.mark.parametrize("read", ["snapshot", "tail"])
-def test_rows_of_some_tenants_are_set_aside_and_everybody_goes_on(deployment, read):
+def test_rows_of_some_tenants_are_set_aside_and_everybody_goes_on(deployment):
+    """First in a snapshot, then in a tail."""
     mirror = Mirror(types={"n": "UInt8"}, errors="dead_letter")
     columns = "tenant STRING, id BIGINT, n INT"
     table = Table.make(deployment, mirror, FullText("tenant", name="text"), columns=columns)
-    dead = {BAD: {2, 3}, "t7": {3}}
-    if read == "tail":
-        fill(table, SOME, 1, 2, values="1")
-        table.run(table.iteration(*SOME))
-        # The older versions of the refused rows must not be served either.
-        table.sql(f"UPDATE {{t}} SET n = 300 WHERE id = 2 AND tenant = '{BAD}'")
-    else:
-        fill(table, SOME, 1, values="1")
-        fill(table, [each for each in SOME if each != BAD], 2, values="1")
-        fill(table, [BAD], 2, values="300")
-    fill(table, [each for each in SOME if each not in dead], 3, values="2")
-    fill(table, dead, 3, values="300")
-    iteration = table.iteration(*SOME)
-    log = deployment.log
+    other, letters = SOME[0], Counter()
+    fill(table, SOME, 1, values="1")
+    fill(table, [each for each in SOME if each != BAD], 2, values="1")
+    fill(table, [BAD], 2, values="300")
+    check_letters(table, {BAD: {2}}, {1, 2}, letters)
+    # The older versions of the refused rows must not be served either.
+    table.sql(f"UPDATE {{t}} SET n = 300 WHERE id = 2 AND tenant = '{BAD}'")
+    fill(table, [each for each in SOME if each not in {BAD, other}], 3, values="2")
+    fill(table, [BAD, other], 3, values="300")
+    check_letters(table, {BAD: {2, 3}, other: {3}}, {1, 2, 3}, letters)
+
+
+def check_letters(table, dead, ids, letters):
+    """Iterate, check that of the ids each tenant lacks those in `dead` alone, and mend them.
+
+    `letters`: how many each tenant has of earlier iterations; they stay.
+    """
+    letters.update({tenant: len(lost) for tenant, lost in dead.items()})
+    iteration, log = table.iteration(*SOME), table.deployment.log
     # Its run dies after it has written: letters are not written twice either.
     dies(table, iteration, Life("before", "complete"))
     log.recover({"dead"})
     assert ended(table, table.run(iteration)) == {}
     for each in table.verdicts():
-        lost = len(dead.get(each.tenant, ())) if each.index == "mirror" else 0
+        lost, held = len(dead.get(each.tenant, ())), letters[each.tenant]
         wrong = (each.missing, each.extra, each.different, each.dead)
-        assert wrong == (lost, 0, 0, lost), each
+        assert wrong == ((lost, 0, 0, held) if each.index == "mirror" else (0, 0, 0, 0)), each
     held = table.query("SELECT tenant, groupUniqArray(id) FROM {mirror} GROUP BY tenant")
-    expected = {each: {1, 2, 3} - dead.get(each, set()) for each in SOME}
-    assert {tenant: set(ids) for tenant, ids in held} == expected
+    expected = {each: ids - dead.get(each, set()) for each in SOME}
+    assert {tenant: set(found) for tenant, found in held} == expected
     table.sql("UPDATE {t} SET n = 4 WHERE n = 300")
-    table.follow()
+    table.materialize(*SOME)
     table.check()
 
 
-def test_what_clickhouse_refuses_without_saying_whose_it_is_stops_that_tenant_alone(
-    deployment, table
-):
-    """The error code is not among those known to concern a row."""
-    table.run(table.iteration(*SOME))
-    rows = table.view(table.source.indexes[0], "__rows")
-    deployment.endpoint.get_client().command(
-        f"ALTER TABLE {rows} ADD CONSTRAINT odd CHECK "
-        f"throwIf(tenant = '{BAD}' AND id = 2, 'not this one') = 0"
-    )
-    fill(table, SOME, 2)
-    outcomes = table.run(table.iteration(*SOME))
-    assert ended(table, outcomes) == {(BAD, "mirror"): ClickHouseError.code}
-
-
-def test_a_twin_makes_its_tenant_alone_be_read_whole(deployment, table):
-    table.run(table.iteration(*SOME))
-    fill(table, SOME, 2)
-    fill(table, [BAD], 1)
-    outcomes = table.run(table.iteration(*SOME))
-    whole = {
-        each.tenant
-        for each in outcomes
-        if isinstance(each, RowDelivery) and each.plan.kind is ReadKind.SNAPSHOT
-    }
-    # The tenant then has one key twice.
-    assert whole == set()
-    assert plans(outcomes) == {tenant: {ReadKind.TAIL} for tenant in SOME if tenant != BAD}
-    assert ended(table, outcomes) == {
-        (BAD, "mirror"): errors.KeyColumnError.code,
-        (BAD, "text"): errors.KeyColumnError.code,
-    }
-    table.sql("DELETE FROM {t} WHERE tenant = 't4' AND id = 1")
-    fill(table, [BAD], 1)
-    deployment.log.repair([job.key for job in table.jobs()])
-    found = table.run(table.iteration(BAD))
-    assert {each.plan.kind for each in found} == {ReadKind.SNAPSHOT}
-    table.check()
-
-
-def test_a_job_that_is_taken_meanwhile_is_not_served_and_the_others_are(deployment, table):
-    with_mirror = {}
-    for each in one_by_one(deployment, table.source, table.iteration(*SOME), run_id="slow"):
-        if not with_mirror:
-            taken = [job.key for job in table.jobs() if job.key.tenant == BAD]
-            deployment.log.cancel(taken)
-        with_mirror[each.claim.key] = each
-        if each.claim.key.tenant == BAD:
-            with pytest.raises(errors.FenceError):
-                publish_one(deployment, each)
-        else:
-            publish_one(deployment, each)
-    assert {job.key.tenant for job in table.jobs() if job.state is JobState.CANCELED} == {BAD}
-    assert table.query("SELECT uniqExact(tenant) FROM {mirror}") == [(len(SOME) - 1,)]
-    table.follow()
-    table.check()
-
-
-def test_a_run_one_of_whose_jobs_a_change_interrupts_goes_on_with_the_others(deployment, table):
+def test_a_run_some_of_whose_jobs_are_taken_goes_on_with_the_others(deployment, table):
     found = iterate(deployment, table.source, table.iteration(*SOME), run_id="run")
     first = next(found)
-    other = next(j for j in table.jobs() if j.key.job_name != first.claim.key.job_name).name
-    deployment.log.update(BAD, other, SpecUpdate(priority=9), interrupt=True)
-    done = [first, *found]
-    assert ended(table, done) == {(BAD, other.job): errors.FenceError.code}
-    assert {job.name for job in table.jobs() if job.state is JobState.CANCELED} == {other}
+    others = [job for job in table.jobs() if job.key.job_name != first.claim.key.job_name]
+    changed, taken = [job for job in others if job.key.tenant in {BAD, SOME[0]}]
+    deployment.log.update(changed.key.tenant, changed.name, SpecUpdate(priority=9), interrupt=True)
+    deployment.log.cancel([taken.key])
+    lost = {(job.key.tenant, job.name.job) for job in (changed, taken)}
+    assert ended(table, [first, *found]) == dict.fromkeys(lost, errors.FenceError.code)
+    states = {job.key for job in table.jobs() if job.state is JobState.CANCELED}
+    assert states == {changed.key, taken.key}
     table.follow()
     table.check()
 
 
 def test_rows_of_a_tenant_that_one_index_has_not_claimed_go_to_the_other_alone(table):
-    table.run(table.iteration(*SOME))
-    fill(table, SOME, 2)
     iteration = table.iteration(*SOME)
     left_out = next(key for key in iteration.jobs if (key.tenant, key.job_name) == (BAD, "text"))
     keys = tuple(key for key in iteration.jobs if key != left_out)
@@ -289,8 +219,8 @@ def test_rows_of_a_tenant_that_one_index_has_not_claimed_go_to_the_other_alone(t
         type(iteration).from_jobs([j for j in table.jobs() if j.key in keys], iteration.to)
     )
     assert len(outcomes) == 2 * len(SOME) - 1
-    assert table.query("SELECT count() FROM {mirror}") == [(2 * len(SOME),)]
-    assert table.query("SELECT count() FROM {text}") == [(2 * len(SOME) - 1,)]
+    assert table.query("SELECT count() FROM {mirror}") == [(len(SOME),)]
+    assert table.query("SELECT count() FROM {text}") == [(len(SOME) - 1,)]
     table.follow()
     table.check()
 
@@ -298,9 +228,10 @@ def test_rows_of_a_tenant_that_one_index_has_not_claimed_go_to_the_other_alone(t
 @pytest.fixture
 def unreadable(monkeypatch):
     """Give a function that makes reads of some tenants fail; it returns each read's tenants."""
+    read = SourceReader.make_frame
 
     def make(tenants, error):
-        read, scans = SourceReader.make_frame, []
+        scans = []
 
         def rows(reader, *args, **named):
             scans.append(reader.tenants)
@@ -314,7 +245,14 @@ def unreadable(monkeypatch):
     return make
 
 
-def test_a_tenant_that_cannot_be_read_stops_alone(table, unreadable):
+def test_a_service_that_is_down_stops_all_at_once_and_a_tenant_that_cannot_be_read_itself(
+    table, unreadable
+):
+    scans = unreadable({*SOME}, errors.UnavailableError)
+    with pytest.raises(errors.UnavailableError):
+        table.run(table.iteration(*SOME))
+    assert len(scans) == 1
+    assert {job.status.code for job in table.jobs()} == {errors.UnavailableError.code}
     unreadable({BAD}, errors.ReadError)
     outcomes = table.run(table.iteration(*SOME))
     assert ended(table, outcomes) == dict.fromkeys(
@@ -323,11 +261,9 @@ def test_a_tenant_that_cannot_be_read_stops_alone(table, unreadable):
 
 
 def test_a_tenant_that_cannot_be_read_stops_no_other_where_each_has_an_index_alone(
-    deployment, unreadable
+    table, unreadable
 ):
-    table = Table.make(deployment, Mirror(), FullText("name"))
-    good = next(tenant for tenant in SOME if tenant != BAD)
-    fill(table, [BAD, good], 1)
+    good = SOME[0]
     iteration = table.iteration(BAD, good)
     only = {(BAD, "mirror"), (good, "text")}
     keys = [key for key in iteration.jobs if (key.tenant, key.job_name) in only]
@@ -337,42 +273,18 @@ def test_a_tenant_that_cannot_be_read_stops_no_other_where_each_has_an_index_alo
     assert (wrong, len(outcomes)) == ({BAD}, 2)
 
 
-def test_healthy_tenants_among_many_that_cannot_be_read_are_in_step(deployment, unreadable):
-    tenants = MANY[:40]
+def test_where_no_tenant_can_be_read_only_those_tried_alone_are_blamed(deployment, unreadable):
     table = Table.make(deployment, Mirror())
-    fill(table, tenants, 1)
-    bad = {*tenants[:9], tenants[15], tenants[25]}
-    unreadable(bad, errors.ReadError)
-    wrong = ended(table, table.run(table.iteration(*tenants)))
-    assert wrong == {(tenant, "mirror"): errors.ReadError.code for tenant in bad}
-
-
-@pytest.mark.parametrize("error", [errors.ReadError, errors.UnreadableError])
-def test_where_no_tenant_can_be_read_only_those_tried_alone_are_blamed(
-    deployment, unreadable, error
-):
-    tenants = MANY[:60]
-    table = Table.make(deployment, Mirror(), FullText("name"))
-    fill(table, tenants, 1)
-    scans = unreadable(set(tenants), error)
-    wrong = ended(table, table.run(table.iteration(*tenants)))
+    fill(table, MANY, 1)
+    scans = unreadable({*MANY}, errors.ReadError)
+    wrong = ended(table, table.run(table.iteration(*MANY)))
     alone = {tenant for scan_ in scans if len(scan_) == 1 for tenant in scan_}
-    assert len(scans) == 1 + TENANTS_TRIED
-    assert len(alone) == TENANTS_TRIED
-    codes = {tenant: error.code if tenant in alone else UntriedError.code for tenant in tenants}
-    assert wrong == {(t, name): codes[t] for t in tenants for name in ("mirror", "text")}
-    states = {job.key.tenant for job in table.jobs() if job.state is JobState.ERROR}
-    assert states == (alone if error is errors.ReadError else set())
-
-
-def test_a_service_that_is_down_is_not_asked_for_each_tenant(deployment, unreadable):
-    table = Table.make(deployment, Mirror())
-    fill(table, SOME, 1)
-    scans = unreadable(set(SOME), errors.UnavailableError)
-    with pytest.raises(errors.UnavailableError):
-        table.run(table.iteration(*SOME))
-    assert len(scans) == 1
-    assert {job.status.code for job in table.jobs()} == {errors.UnavailableError.code}
+    assert (len(scans), len(alone)) == (1 + TENANTS_TRIED, TENANTS_TRIED)
+    assert wrong == {
+        (tenant, "mirror"): errors.ReadError.code if tenant in alone else UntriedError.code
+        for tenant in MANY
+    }
+    assert {job.key.tenant for job in table.jobs() if job.state is JobState.ERROR} == alone
 
 
 def test_a_tenant_that_is_taken_while_it_is_tried_alone_stops_alone(deployment, monkeypatch):
@@ -400,22 +312,22 @@ def made_unreadable(file):
 
 
 FILES = {
-    "gone": (lambda file: file.unlink(), errors.FeedGoneError.code),
-    "not readable now": (made_unreadable, errors.UnreadableError.code),
-    "broken": (lambda file: file.write_bytes(b"no Parquet"), errors.SourceError.code),
+    # tenant: how its file is spoiled, the code
+    "t0": (Path.unlink, errors.FeedGoneError.code),
+    "t1": (made_unreadable, errors.UnreadableError.code),
+    "t2": (lambda file: file.write_bytes(b"no Parquet"), errors.SourceError.code),
 }
 
 
-@pytest.mark.parametrize("fault", FILES)
-def test_a_data_file_at_fault_stops_its_tenant_alone(deployment, fault):
-    spoil, code = FILES[fault]
-    table = Table.make(deployment, Mirror(), FullText("name"))
-    for tenant in SOME:
-        fill(table, [tenant], 1)
-    for file in deployment.make_delta_log(table.source).list_data_files(table.version, [BAD]):
-        spoil(Path(table.path, file.path))
-    outcomes = table.run(table.iteration(*SOME))
-    assert ended(table, outcomes) == dict.fromkeys([(BAD, "mirror"), (BAD, "text")], code)
+def test_data_files_at_fault_stop_their_tenants_alone(table):
+    log = table.deployment.make_delta_log(table.source)
+    for tenant, (spoil, _) in FILES.items():
+        for file in log.list_data_files(table.version, [tenant]):
+            spoil(Path(table.path, file.path))
+    wrong = ended(table, table.run(table.iteration(*SOME)))
+    assert wrong == {
+        (tenant, name): code for tenant, (_, code) in FILES.items() for name in ("mirror", "text")
+    }
 
 
 def test_a_feed_file_that_turns_out_to_be_gone_makes_its_tenant_alone_be_read_whole(
@@ -423,8 +335,7 @@ def test_a_feed_file_that_turns_out_to_be_gone_makes_its_tenant_alone_be_read_wh
 ):
     """In an object store the planner does not look whether the files are there."""
     table.run(table.iteration(*SOME))
-    for tenant in SOME:
-        fill(table, [tenant], 2)
+    fill(table, SOME, 2)
     held = DeltaTable(table.path)
     held.optimize.compact(partition_filters=[("tenant", "=", BAD)])
     held.vacuum(0, enforce_retention_duration=False, dry_run=False)
@@ -506,29 +417,25 @@ def particular(deployment, monkeypatch):
 
 
 @pytest.mark.parametrize("says", [False, True], ids=["raises", "says whose it is"])
-@pytest.mark.parametrize("error", [ValueError, errors.UnavailableError])
-def test_a_consumer_of_the_user_s_that_refuses_a_tenant_serves_the_others(particular, says, error):
-    table = particular(SOME, says=says, error=error)
+def test_a_consumer_of_the_user_s_that_refuses_a_tenant_serves_the_others(particular, says):
+    table = particular(SOME, says=says, error=errors.UnavailableError)
     outcomes = list(iterate(table.deployment, table.source, table.iteration(*SOME), run_id="run"))
     (failed,) = [each for each in outcomes if isinstance(each, FailedStep)]
     assert (failed.claim.key.tenant, failed.claim.key.job_name) == (BAD, "own")
-    assert "no rows of t4, please" in failed.message
-    assert {tenant for tenant, rows in Particular.held.items() if rows == 2} >= set(SOME) - {BAD}
+    assert f"no rows of {BAD}, please" in failed.message
+    assert {tenant for tenant, rows in Particular.held.items() if rows == 2} >= {*SOME} - {BAD}
     assert (Particular.calls == 1) is says
     assert set(ended(table, outcomes)) == {(BAD, "own")}
 
 
-@pytest.mark.parametrize("error", [ValueError, errors.UnavailableError])
-def test_a_consumer_that_fails_for_all_is_tried_with_few(particular, error):
-    tenants = MANY[:60]
-    table = particular(tenants, dislikes="*", error=error)
-    iteration = table.iteration(*tenants)
-    outcomes = list(iterate(table.deployment, table.source, iteration, run_id="run"))
-    failed = {e.claim.key.tenant: e.code for e in outcomes if isinstance(e, FailedStep)}
-    assert set(ended(table, outcomes)) == {(tenant, "own") for tenant in tenants}
+def test_a_consumer_that_fails_for_all_is_tried_with_few(particular):
+    table = particular(MANY, dislikes="*")
+    outcomes = list(iterate(table.deployment, table.source, table.iteration(*MANY), run_id="run"))
+    wrong = ended(table, outcomes)
+    assert set(wrong) == {(tenant, "own") for tenant in MANY}
     assert Particular.calls == 1 + TENANTS_TRIED
-    assert Counter(failed.values())[UntriedError.code] == len(tenants) - TENANTS_TRIED
-    assert table.query("SELECT count() FROM {mirror}") == [(2 * len(tenants),)]
+    assert Counter(wrong.values())[UntriedError.code] == len(MANY) - TENANTS_TRIED
+    assert table.query("SELECT count() FROM {mirror}") == [(2 * len(MANY),)]
 
 
 def test_a_consumer_that_cannot_be_made_fails_for_each_tenant(particular, monkeypatch):

@@ -1,4 +1,4 @@
-"""Iterations whose batch states are in KeeperMap: a run may die between any two of its writes."""
+"""Iterations with a state store: a run may die between any two of its writes."""
 
 import re
 import sqlite3
@@ -9,6 +9,7 @@ import pytest
 
 from iscp_dagster import Mirror
 from iscp_dagster.batches.keepermap import KeeperMapStates
+from iscp_dagster.batches.sql import SqlStates
 from iscp_dagster.clickhouse.connect.quoting import quote_identifier
 from iscp_dagster.joblog.iterations import FailedStep
 from iscp_dagster.model.batch import Case, Phase
@@ -24,10 +25,15 @@ from support.lake.delta_tables import Table, deployment_at, ledger_of, one_by_on
 from support.workers.killable import Life, dies
 
 
-@pytest.fixture
-def states(keeper, tmp_path):
-    """Open a store in a Keeper; the indexes are in a ClickHouse without Keeper."""
-    database = tmp_path.name
+@pytest.fixture(params=["sql", pytest.param("keepermap", marks=pytest.mark.soak)])
+def states(request, tmp_path):
+    """Open a store in another database than the log's; `test_states_contract` compares them."""
+    if request.param == "sql":
+        states = SqlStates(f"sqlite:///{tmp_path / 'states.sqlite'}")
+        states.ensure()
+        yield states
+        return
+    keeper, database = request.getfixturevalue("keeper"), tmp_path.name
     states = KeeperMapStates(keeper.endpoint, database=database, path=f"/{database}")
     states.ensure()
     yield states
@@ -199,62 +205,52 @@ def test_a_store_that_another_run_writes_to_stops_the_one_that_comes_late(events
     check(events)
 
 
-@pytest.fixture
-def put_back(events, tmp_path):
-    """Write five batches, then restore the log from a copy that has only two."""
+def test_what_a_log_that_was_put_back_has_forgotten_is_not_written_twice(events, tmp_path):
+    """A range before the store's record stops the job, unless that is tolerated."""
     log, copy = (sqlite3.connect(tmp_path / name) for name in ("iscp_log.sqlite", "copy.sqlite"))
     for number in range(5):
         add(events, number)
         events.follow()
         if number == 1:
             log.backup(copy)
-    copy.backup(log)
-    log.close()
-    copy.close()
-    (job,) = events.jobs()
-    assert job.watermark.version == 2
-    return replace(events, cursor=None)
 
+    def put_back(**changes):
+        """Restore the log from the copy, which has two batches only."""
+        copy.backup(log)
+        (job,) = events.jobs()
+        assert job.watermark.version == 2
+        return replace(events, cursor=None, deployment=replace(events.deployment, **changes))
 
-def test_what_a_log_that_was_put_back_has_forgotten_is_not_written_twice(put_back):
-    (outcome,) = put_back.follow()
-    assert outcome.claim.case is Case.SAME
-    assert outcome.inserted == 0
-    check(put_back)
-    add(put_back, 5)
-    put_back.follow()
-    check(put_back)
+    by_version = {"bounds": IterationBounds(versions=1)}
+    tolerant = put_back(**by_version, tolerate_state_mismatch=True)
+    found = [(each.claim.case, each.inserted) for each in tolerant.follow()]
+    assert found == [(Case.INVALID, 0), (Case.INVALID, 0), (Case.SAME, 0)]
+    check(tolerant)
+    add(tolerant, 5)
+    (last,) = tolerant.follow()
+    assert (last.claim.case, last.inserted) == (Case.NEW, 1)
+    check(tolerant)
 
+    back = put_back()
+    (outcome,) = back.follow()
+    assert (outcome.claim.case, outcome.inserted) == (Case.SAME, 0)
+    check(back)
+    add(back, 6)
+    back.follow()
+    check(back)
 
-def test_a_range_before_its_record_stops_the_job_until_it_is_repaired(put_back):
-    small = replace(
-        put_back, deployment=replace(put_back.deployment, bounds=IterationBounds(versions=1))
-    )
+    small = put_back(**by_version)
     (failed,) = small.follow()
     assert failed.code == BatchError.code
-    said = r"\(2, 3\] lies before .* \(4, 5\].*ISCP_TOLERATE_STATE_MISMATCH"
+    said = r"\(2, 3\] lies before .* \(6, 7\].*ISCP_TOLERATE_STATE_MISMATCH"
     assert re.search(said, failed.message)
     (job,) = small.jobs()
     assert (job.state, job.watermark.version) == (JobState.ERROR, 2)
     small.deployment.log.repair([job.key])
     small.follow()
     check(small)
-
-
-def test_a_range_before_its_record_is_passed_over_where_that_is_tolerated(put_back):
-    changes = {"bounds": IterationBounds(versions=1), "tolerate_state_mismatch": True}
-    tolerant = replace(put_back, deployment=replace(put_back.deployment, **changes))
-    outcomes = tolerant.follow()
-    assert [(each.claim.case, each.inserted) for each in outcomes] == [
-        (Case.INVALID, 0),
-        (Case.INVALID, 0),
-        (Case.SAME, 0),
-    ]
-    check(tolerant)
-    add(tolerant, 5)
-    (last,) = tolerant.follow()
-    assert (last.claim.case, last.inserted) == (Case.NEW, 1)
-    check(tolerant)
+    log.close()
+    copy.close()
 
 
 def test_a_store_that_does_not_answer_is_said_of_the_jobs_which_come_again(events):

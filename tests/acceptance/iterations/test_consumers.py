@@ -15,7 +15,6 @@ import sqlalchemy as sa
 
 from iscp_dagster import Mirror
 from iscp_dagster.joblog.iterations import FailedStep, Iteration
-from iscp_dagster.joblog.updates import SpecUpdate
 from iscp_dagster.location.names import SERVICES_TAG
 from iscp_dagster.location.sensor.runner import build_run_request
 from iscp_dagster.model.consumers.kinds import get_consumer_kind
@@ -36,12 +35,11 @@ PAGE = DOCS / "custom-consumers.md"
 
 @dataclass
 class Keep:
-    """Keeps its rows in memory, and fails as `failures` says."""
+    """Keeps its rows in memory."""
 
     source: Any
     info: Any
     calls: ClassVar[list[Keep]] = []
-    failures: ClassVar[list[Exception]] = []
     inserts: list[pa.RecordBatch] = field(default_factory=list)
     deletes: list[pa.RecordBatch] = field(default_factory=list)
 
@@ -53,8 +51,6 @@ class Keep:
             inserts, deletes, done = retriever.next()
             self.inserts += [] if inserts is None else [inserts]
             self.deletes += [] if deletes is None else [deletes]
-            if self.failures:
-                raise self.failures.pop()
 
     @classmethod
     def last(cls):
@@ -64,12 +60,23 @@ class Keep:
 @pytest.fixture(autouse=True)
 def _nothing_kept():
     Keep.calls.clear()
-    Keep.failures.clear()
 
 
 class Hasty(Keep):
     def consume(self, retriever):
         self.calls.append(self)
+
+
+class Unlucky(Keep):
+    def consume(self, retriever):
+        retriever.next()
+        raise UnavailableError("not now")
+
+
+class Wrong(Keep):
+    def consume(self, retriever):
+        retriever.next()
+        raise ZeroDivisionError("by me")
 
 
 class InOneTransaction:
@@ -120,27 +127,44 @@ def rows(batches):
     return sorted(pa.Table.from_batches(batches).to_pylist(), key=lambda row: row["id"])
 
 
-def test_a_snapshot_has_all_columns_with_version_and_time_and_no_deletes(deployment):
-    table = Table.make(deployment)
+def test_consumers_of_one_iteration_share_one_scan_with_the_indexes(deployment):
+    """A snapshot has version and time, no deletes, and the columns asked for, key and tenant."""
+    table = Table.make(deployment, Mirror())
     table.insert(1, 2)
-    table.insert(9, tenant="b")
-    register(table, "Keep")
-    table.follow()
-    kept = Keep.last()
-    assert (kept.data_type, kept.deletes) == (0, [])
-    found = rows(kept.inserts)
-    assert [row["id"] for row in found] == [1, 2]
-    assert list(found[0]) == ["tenant", "id", "name", "v", "_version", "_timestamp"]
+    register(table, "Keep", job="all")
+    register(table, "Keep", job="one", columns=("name",))
+    register(table, "Keep", job="two", columns=("v",))
+    (dispatch,) = table.look().dispatches
+    assert [key.job_name for key in dispatch.iteration.jobs] == ["all", "mirror", "one", "two"]
+    table.run(dispatch.iteration, queued_as=dispatch.name)
+    kept = {each.info.job: each for each in Keep.calls}
+    assert {(each.data_type, len(each.deletes)) for each in Keep.calls} == {(0, 0)}
+    found = {job: rows(each.inserts) for job, each in kept.items()}
+    assert [row["id"] for row in found["all"]] == [1, 2]
+    stamps = ["_version", "_timestamp"]
+    assert {job: list(some[0]) for job, some in found.items()} == {
+        "all": ["tenant", "id", "name", "v", *stamps],
+        "one": ["tenant", "id", "name", *stamps],
+        "two": ["tenant", "id", "v", *stamps],
+    }
     latest = deployment.make_delta_log(table.source).get_latest_moment()
-    assert {(row["_version"], row["_timestamp"]) for row in found} == {(latest.version, latest.at)}
-    assert job_of(table).status.counts["inserted"] == 2
+    stamped = {(row["_version"], row["_timestamp"]) for row in found["all"]}
+    assert stamped == {(latest.version, latest.at)}
+    assert job_of(table, "all").status.counts["inserted"] == 2
+    assert table.query("SELECT count() FROM {mirror}") == [(2,)]
 
 
-def test_a_tail_has_the_last_change_of_each_key_and_keys_of_what_went(spark_deployment):
-    table = Table.make(spark_deployment)
+def test_a_tail_has_the_last_change_of_each_key_and_keys_of_what_went(deployment):
+    table = Table.make(deployment, Mirror())
     table.insert(1, 2, 3)
-    register(table, "Keep")
+    table.insert(9, tenant="b")
     table.follow()
+    register(table, "Keep")
+    # A consumer that has nothing yet is no index that is not built.
+    found = compare_tables(deployment, [(table.source, None)])
+    assert (found.complete, found.unbuilt) == (True, [])
+    table.follow()
+    assert [row["id"] for row in rows(Keep.last().inserts)] == [1, 2, 3]
     table.sql("UPDATE {t} SET name = 'once' WHERE id = 1")
     table.sql("UPDATE {t} SET name = 'twice' WHERE id = 1")
     table.sql("DELETE FROM {t} WHERE id = 2")
@@ -148,111 +172,57 @@ def test_a_tail_has_the_last_change_of_each_key_and_keys_of_what_went(spark_depl
     kept = Keep.last()
     assert kept.data_type == 1
     assert [(row["id"], row["name"], row["_version"]) for row in rows(kept.inserts)] == [
-        (1, "twice", 3)
+        (1, "twice", 4)
     ]
     assert [list(row) for row in rows(kept.deletes)] == [["tenant", "id", "_version", "_timestamp"]]
-    assert [(row["id"], row["_version"]) for row in rows(kept.deletes)] == [(2, 4)]
+    assert [(row["id"], row["_version"]) for row in rows(kept.deletes)] == [(2, 5)]
     assert job_of(table).status.counts["deleted"] == 1
 
 
-def test_a_consumer_that_has_nothing_yet_is_no_index_that_is_not_built(deployment):
+def test_consumers_that_fail_stop_and_roll_back_no_sibling(deployment):
+    """What a consumer raises is permanent and named, unless it says otherwise."""
     table = Table.make(deployment, Mirror())
     table.insert(1)
-    table.follow()
-    register(table, "Keep")
-    found = compare_tables(deployment, [(table.source, None)])
-    assert (found.complete, found.unbuilt) == (True, [])
-
-
-def test_a_job_gets_the_columns_that_it_asks_for_and_key_and_tenant(deployment):
-    table = Table.make(deployment)
-    table.insert(1)
-    register(table, "Keep", columns=("name",))
-    table.follow()
-    assert list(rows(Keep.last().inserts)[0]) == ["tenant", "id", "name", "_version", "_timestamp"]
-
-
-def test_consumers_of_one_iteration_share_one_scan_with_the_indexes(deployment):
-    table = Table.make(deployment, Mirror())
-    table.insert(1, 2)
-    register(table, "Keep", job="one", columns=("name",))
-    register(table, "Keep", job="two", columns=("v",))
-    (dispatch,) = table.look().dispatches
-    assert [key.job_name for key in dispatch.iteration.jobs] == ["mirror", "one", "two"]
-    table.run(dispatch.iteration, queued_as=dispatch.name)
-    assert sorted(list(each.inserts[0].schema.names)[2] for each in Keep.calls) == ["name", "v"]
-    assert table.query("SELECT count() FROM {mirror}") == [(2,)]
-
-
-def test_one_failing_consumer_stops_and_rolls_back_no_sibling(deployment):
-    table = Table.make(deployment, Mirror())
-    table.insert(1)
-    register(table, "Keep")
-    Keep.failures.append(UnavailableError("not now"))
-    outcomes = table.follow()
-    (failed,) = [each for each in outcomes if isinstance(each, FailedStep)]
-    assert (failed.code, failed.message) == (UnavailableError.code, "not now")
+    for kind in ("Unlucky", "Wrong", "Hasty"):
+        register(table, kind, job=kind)
+    register(table, "no_such_module:Consumer", job="missing")
+    register(table, "Keep", job="nowhere", columns=("nowhere",))
+    failed = {
+        each.claim.key.job_name: (each.code, each.message)
+        for each in table.follow()
+        if isinstance(each, FailedStep)
+    }
+    assert failed["Unlucky"] == (UnavailableError.code, "not now")
     assert table.query("SELECT count() FROM {mirror}") == [(1,)]
-    job = job_of(table)
-    assert (job.state, job.watermark, job.status.attempts) == (JobState.COMPLETED, START, 1)
+    unlucky = job_of(table, "Unlucky")
+    found = unlucky.state, unlucky.watermark, unlucky.status.attempts
+    assert found == (JobState.COMPLETED, START, 1)
+    for job, *named in (
+        ("Wrong", "Consumer of", "ZeroDivisionError: by me"),
+        ("Hasty", "returned before it had read everything"),
+        ("missing", "'no_such_module:Consumer'"),
+        ("nowhere", "'nowhere'"),
+    ):
+        assert job_of(table, job).state is JobState.ERROR
+        assert_names(job_of(table, job).status.message, *named)
 
 
-def test_what_a_consumer_raises_otherwise_is_permanent_and_named(deployment):
-    table = Table.make(deployment)
-    table.insert(1)
-    register(table, "Keep")
-    Keep.failures.append(ZeroDivisionError("by me"))
-    table.follow()
-    job = job_of(table)
-    assert job.state is JobState.ERROR
-    assert "Consumer of" in job.status.message
-    assert "ZeroDivisionError: by me" in job.status.message
-
-
-def test_a_consumer_that_leaves_rows_unread_has_failed(deployment):
-    table = Table.make(deployment)
-    table.insert(1)
-    register(table, "Hasty")
-    table.follow()
-    assert "returned before it had read everything" in job_of(table).status.message
-
-
-def test_a_consumer_that_cannot_be_made_is_named(deployment):
-    table = Table.make(deployment, Mirror())
-    table.insert(1)
-    register(table, "no_such_module:Consumer")
-    table.follow()
-    job = job_of(table)
-    assert job.state is JobState.ERROR
-    assert_names(job.status.message, "'no_such_module:Consumer'")
-    assert table.query("SELECT count() FROM {mirror}") == [(1,)]
-
-
-def test_a_column_that_is_not_there_fails_only_who_asks_for_it(deployment):
-    table = Table.make(deployment, Mirror())
-    table.insert(1)
-    register(table, "Keep", columns=("nowhere",))
-    table.follow()
-    job = job_of(table)
-    assert job.state is JobState.ERROR
-    assert_names(job.status.message, "'nowhere'")
-    assert table.query("SELECT count() FROM {mirror}") == [(1,)]
-
-
-@pytest.mark.parametrize("fails", [False, True])
-def test_data_and_watermark_in_one_transaction_commit_together(deployment, tmp_path, fails):
+def test_data_and_watermark_in_one_transaction_commit_together(deployment, tmp_path):
     url = f"sqlite:///{tmp_path / 'iscp_log.sqlite'}"
     table = Table.make(deployment)
     table.insert(1, 2)
-    register(table, "InOneTransaction", url=url, fails=fails)
-    table.follow()
-    with sa.create_engine(url).connect() as connection:
-        found = sa.inspect(connection).has_table("mine")
-        held = connection.exec_driver_sql("SELECT id FROM mine").all() if found else []
-    job = job_of(table)
-    if fails:
-        assert (held, job.watermark, job.status.code) == ([], START, UnavailableError.code)
-        return
+
+    def follow():
+        table.follow()
+        with sa.create_engine(url).connect() as connection:
+            found = sa.inspect(connection).has_table("mine")
+            return connection.exec_driver_sql("SELECT id FROM mine").all() if found else []
+
+    register(table, "InOneTransaction", job="fails", url=url, fails=True)
+    held, job = follow(), job_of(table, "fails")
+    assert (held, job.watermark, job.status.code) == ([], START, UnavailableError.code)
+    register(table, "InOneTransaction", url=url)
+    held, job = follow(), job_of(table)
     assert sorted(held) == [(1,), (2,)]
     assert job.watermark.version == table.version
     assert (job.state, job.status.counts["inserted"]) == (JobState.COMPLETED, 2)
@@ -297,22 +267,11 @@ def test_an_index_that_nobody_declared_is_kept_by_its_spec(deployment):
     assert found == [("a", 1, "some words 1"), ("a", 2, "some words 2")]
 
 
-def test_a_change_of_columns_builds_the_index_anew(deployment):
-    table = Table.make(deployment, Mirror(columns=["name"]))
-    table.insert(1)
-    table.follow()
-    assert table.query("SELECT * FROM {mirror}") == [("a", 1, "some words 1")]
-    deployment.log.update("a", name(table, "mirror"), SpecUpdate(columns=("name", "v")))
-    assert table.query("SELECT * FROM {mirror}") == [("a", 1, "some words 1")]
-    table.follow()
-    assert table.query("SELECT * FROM {mirror}") == [("a", 1, "some words 1", [1.0, 1.0])]
-
-
-def test_the_example_in_the_docs(spark_deployment, tmp_path, monkeypatch):
+def test_the_example_in_the_docs(deployment, tmp_path, monkeypatch):
     (code, _) = re.findall(r"```python\n(.*?)```", PAGE.read_text(), re.DOTALL)
     (tmp_path / "my_consumers.py").write_text(code)
     monkeypatch.syspath_prepend(str(tmp_path))
-    table, root = Table.make(spark_deployment), tmp_path / "below" / "files"
+    table, root = Table.make(deployment), tmp_path / "below" / "files"
     tenants = ("a", "b/c", "..")
     for tenant in tenants:
         table.insert(1, 2, tenant=tenant)
@@ -330,7 +289,7 @@ def test_the_example_in_the_docs(spark_deployment, tmp_path, monkeypatch):
     assert [held(folder) for folder in ("b%2Fc", "..")] == [first] * 2
     assert held("a") == first | {f"{last + 1}-{last + 1}-0-delete.parquet": [1]}
     # Rebuilding one tenant replaces only its own files.
-    spark_deployment.log.rebuild([job.key for job in table.jobs() if job.key.tenant == "a"])
+    deployment.log.rebuild([job.key for job in table.jobs() if job.key.tenant == "a"])
     table.follow()
     assert held("a") == {f"0-{last + 1}-0-upsert.parquet": [2]}
     assert [held(folder) for folder in ("b%2Fc", "..")] == [first] * 2

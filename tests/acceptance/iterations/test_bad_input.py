@@ -4,16 +4,16 @@ import re
 from dataclasses import replace
 
 import pytest
+from pyspark.errors.exceptions.connect import SparkConnectException
 
-from iscp_dagster import FullText, Mirror, SourceTable, Vector, View
+from iscp_dagster import FullText, Mirror, Vector, View
 from iscp_dagster.clickhouse.connect.endpoint import ClickHouseEndpoint
 from iscp_dagster.clickhouse.connect.failures import RefusedRowsError
+from iscp_dagster.delta.failures import wrap_spark_errors
 from iscp_dagster.delta.read_plans import ReadKind
 from iscp_dagster.joblog.iterations import FailedStep
-from iscp_dagster.location.build import build_definitions
 from iscp_dagster.model.declared.linking.attach import index_of_view
 from iscp_dagster.model.errors import (
-    ConfigError,
     IscpError,
     KeyColumnError,
     ReadError,
@@ -23,9 +23,15 @@ from iscp_dagster.model.errors import (
 )
 from iscp_dagster.model.states import JobState
 from iscp_dagster.spark.session import get_shared_session
-from support.errors import assert_names, raises_naming
+from support.errors import assert_names
 from support.lake.delta_tables import FEED, Table, kinds
 from support.services.stack import find_free_port
+
+
+@pytest.fixture(params=["deployment", pytest.param("spark_deployment", marks=pytest.mark.soak)])
+def either(request):
+    """Return a deployment for a remedy in SQL, which Spark itself must understand too."""
+    return request.getfixturevalue(request.param)
 
 
 def refused(table):
@@ -96,34 +102,25 @@ def test_a_key_that_is_repeated_at_first_and_in_a_change(deployment):
 
 
 def test_a_key_that_comes_again_in_a_later_iteration(deployment):
+    """Whether a row comes with it or another row takes it on."""
     table = Table.make(deployment, Mirror(), FullText("name"))
-    table.insert(1)
+    table.insert(1, 2)
     table.follow()
     table.insert(1, name="twice")
     code, message = refused(table)
     assert code == KeyColumnError.code
     assert "key {'id': 1} occurs in 2 rows" in message
-    assert table.query("SELECT id, name FROM {mirror}") == [(1, "some words 1")]
+    served = [(1, "some words 1"), (2, "some words 2")]
+    assert table.query("SELECT id, name FROM {mirror} ORDER BY id") == served
     table.sql("DELETE FROM {t} WHERE name = 'some words 1'")
     mended(table)
-    assert table.query("SELECT id, name FROM {mirror}") == [(1, "twice 1")]
-
-
-def test_a_key_that_comes_again_and_is_put_right_before_the_next_iteration(deployment):
-    table = Table.make(deployment, Mirror())
-    table.insert(1)
+    assert table.query("SELECT name FROM {mirror} WHERE id = 1") == [("twice 1",)]
+    # It may be put right before the next iteration.
+    table.insert(1, name="again")
+    table.sql("DELETE FROM {t} WHERE name = 'twice 1'")
     table.follow()
-    table.insert(1, name="twice")
-    table.sql("DELETE FROM {t} WHERE name = 'some words 1'")
-    table.follow()
-    assert table.query("SELECT id, name FROM {mirror}") == [(1, "twice 1")]
+    assert table.query("SELECT name FROM {mirror} WHERE id = 1") == [("again 1",)]
     table.check()
-
-
-def test_a_key_that_another_row_takes_on(deployment):
-    table = Table.make(deployment, Mirror())
-    table.insert(1, 2)
-    table.follow()
     table.sql("UPDATE {t} SET id = 1 WHERE id = 2")
     code, message = refused(table)
     assert code == KeyColumnError.code
@@ -151,14 +148,14 @@ def test_a_path_without_a_table(deployment):
     table.check()
 
 
-def test_a_table_without_a_change_feed(spark_deployment):
-    table = Table.make(spark_deployment, Mirror(), properties="delta.enableChangeDataFeed = false")
+def test_a_table_without_a_change_feed(either):
+    table = Table.make(either, Mirror(), properties="delta.enableChangeDataFeed = false")
     table.insert(1)
     code, message = refused(table)
     assert code == SourceError.code
     remedy = message[message.index("ALTER TABLE") :]
     assert remedy.endswith("SET TBLPROPERTIES (delta.enableChangeDataFeed = true)")
-    spark_deployment.spark().sql(remedy).collect()
+    table.sql(remedy)
     mended(table)
 
 
@@ -192,18 +189,6 @@ def test_a_service_that_is_not_there(deployment, without, said, remedy):
     assert f"Start it (`iscp up`), or set {remedy}" in job.status.message
     assert "hidden" not in job.status.message
     mended(table)
-
-
-def test_an_index_that_is_declared_twice():
-    with raises_naming(ConfigError, "bad.rows", "'mirror'"):
-        SourceTable("bad.rows", key="id", indexes=[Mirror(), Mirror()])
-    one = SourceTable("bad.rows", key="id", indexes=[Mirror(name="x_mirror")])
-    other = SourceTable("bad.rows_x", key="id", indexes=[Mirror()])
-    strict = {"ISCP_STRICT": "true"}
-    with raises_naming(ConfigError, "'bad.rows_x_mirror'"):
-        build_definitions([one, other], {}, environ=strict)
-    with raises_naming(ConfigError, "'bad.rows'"):
-        build_definitions([one, replace(one)], {}, environ=strict)
 
 
 def test_vectors_of_mixed_dimensions_stop_their_index_alone(deployment):
@@ -244,19 +229,18 @@ def test_a_row_that_the_server_refuses_is_mended_by_deleting_it(deployment, erro
     mended(table)
 
 
-@pytest.mark.parametrize("odd", ["NaN", "Infinity"])
-def test_a_vector_that_is_set_aside_holds_up_nobody(deployment, odd):
+def test_a_vector_that_is_set_aside_holds_up_nobody(deployment):
     table = Table.make(deployment, Vector("v", dimension=2, errors="dead_letter"))
     table.insert(1)
     table.follow()
     table.sql(
-        f"INSERT INTO {{t}} VALUES ('a', 2, 'x', array('{odd}', 1.0)), "
-        "('a', 3, 'x', array(1.0, 1.0))"
+        "INSERT INTO {t} VALUES ('a', 2, 'x', array('NaN', 1.0)), "
+        "('a', 3, 'x', array(1.0, 1.0)), ('a', 4, 'x', array('Infinity', 1.0))"
     )
     assert not [each for each in table.follow() if isinstance(each, FailedStep)]
     (held,) = table.query("SELECT groupArray(id) FROM (SELECT id FROM {vector} ORDER BY id)")
     assert list(held[0]) == [1, 3]
-    table.sql("DELETE FROM {t} WHERE id = 2")
+    table.sql("DELETE FROM {t} WHERE id IN (2, 4)")
     mended(table)
 
 
@@ -297,8 +281,8 @@ def test_an_array_that_is_null_and_refused(deployment):
     mended(table)
 
 
-def test_a_tenant_that_is_not_the_partition(spark_deployment):
-    table = Table.make(spark_deployment, Mirror(), create=False)
+def test_a_tenant_that_is_not_the_partition(either):
+    table = Table.make(either, Mirror(), create=False)
     table.sql(
         "CREATE TABLE {t} (tenant STRING, id BIGINT, day INT) USING delta PARTITIONED BY (day) "
         f"TBLPROPERTIES ({FEED})"
@@ -328,7 +312,7 @@ def test_a_row_without_a_tenant_holds_up_no_other(deployment):
     table.check()
 
 
-@pytest.mark.timeout(600)
+@pytest.mark.soak
 def test_deletion_vectors_that_are_too_large_for_the_feed(spark_deployment):
     """Delta hands them to the feed's readers as one text of at most 64 KiB.
 
@@ -367,9 +351,11 @@ def test_whatever_else_spark_cannot_read_of_changes(deployment, monkeypatch, num
     for tenant in SEVERAL[:number]:
         table.insert(1, tenant=tenant)
     table.follow()
+    exception = "UTFDataFormatException"
 
     def fail(*_args, **_options):
-        raise ReadError("Spark could not read the table (SomeException): so it is.")
+        with wrap_spark_errors(table.path):
+            raise SparkConnectException(f"java.io.{exception}: so it is")
 
     monkeypatch.setattr("iscp_dagster.delta.feedscan.plan_feed", fail)
     monkeypatch.setattr("iscp_dagster.delta.reader.read_changes", fail)
@@ -378,11 +364,15 @@ def test_whatever_else_spark_cannot_read_of_changes(deployment, monkeypatch, num
     outcomes = table.follow()
     assert kinds(outcomes) == [ReadKind.SNAPSHOT] * number
     if number == 1:
-        assert "so it is" in outcomes[0].plan.reason
+        assert "its deletion vectors are too large" in outcomes[0].plan.reason
+    table.check()
+    exception = "SomeException"
+    table.insert(3)
+    assert kinds(table.follow()) == [ReadKind.SNAPSHOT]
     table.check()
     monkeypatch.setattr("iscp_dagster.delta.filescan.plan_tasks", fail)
     monkeypatch.setattr("iscp_dagster.delta.reader.read_snapshot", fail)
-    table.insert(3)
+    table.insert(4)
     code, message = refused(table)
     assert (code, "so it is" in message) == (ReadError.code, True)
 

@@ -59,13 +59,6 @@ def table(deployment):
     return sharded(deployment, Mirror(sharding=BY_ID))
 
 
-@pytest.fixture
-def spark_table(servers, spark_remote, tmp_path):
-    shards = tuple(each.endpoint for each in servers)
-    deployment = deployment_at(servers[0].url, spark_remote, tmp_path, shards=shards)
-    return sharded(deployment, Mirror(sharding=BY_ID))
-
-
 def sharded(deployment, *indexes, **declared):
     """Make a table whose indexes are spread as when a deployment's tables are loaded."""
     table = Table.make(deployment, *indexes, **declared)
@@ -127,24 +120,50 @@ def check(table):
     assert sum(rows[name] for name in rows if name.startswith("mirror_shard_")) == len(wanted)
 
 
-def test_snapshot_and_changes_are_each_on_their_shard(spark_table):
-    spark_table.insert(*range(40))
-    spark_table.insert(*range(30), tenant="b")
-    spark_table.follow()
-    assert {job.key.job_name for job in spark_table.jobs()} == {"mirror_shard_0", "mirror_shard_1"}
-    assert all(held(spark_table, shard) for shard in (0, 1))
+def test_snapshot_and_changes_are_each_on_their_shard(deployment):
+    """An index without shards shares the scan."""
+    table = sharded(deployment, Mirror(sharding=BY_ID), FullText("name"))
+    table.insert(*range(40))
+    table.insert(*range(30), tenant="b")
+    outcomes = table.follow()
+    found = sorted((each.tenant, each.claim.key.job_name) for each in outcomes)
+    jobs = ("mirror_shard_0", "mirror_shard_1", "text")
+    assert found == [(tenant, job) for tenant in ("a", "b") for job in jobs]
+    assert len({each.plan.kind for each in outcomes}) == 1
+    assert all(held(table, shard) for shard in (0, 1))
     # The number of rows that a shard will have is not known before.
-    found = [
-        read_progress(spark_table.deployment, spark_table.source, job) for job in spark_table.jobs()
-    ]
+    of_shards = [job for job in table.jobs() if job.key.job_name != "text"]
+    found = [read_progress(deployment, table.source, job) for job in of_shards]
     assert found == [Progress(done=0, total=None)] * 4
-    check(spark_table)
-    spark_table.sql("UPDATE {t} SET name = 'other' WHERE id % 3 = 0")
-    spark_table.sql("DELETE FROM {t} WHERE id % 5 = 0 AND tenant = 'a'")
-    spark_table.insert(*range(100, 120), tenant="b")
-    spark_table.follow()
-    check(spark_table)
-    assert {job.state for job in spark_table.jobs()} == {JobState.COMPLETED}
+    check(table)
+    table.sql("UPDATE {t} SET name = 'other words' WHERE id % 3 = 0")
+    table.sql("DELETE FROM {t} WHERE id % 5 = 0 AND tenant = 'a'")
+    table.insert(*range(100, 120), tenant="b")
+    table.follow()
+    check(table)
+    assert {job.state for job in table.jobs()} == {JobState.COMPLETED}
+    others = table.sql("SELECT count(*) FROM {t} WHERE name = 'other words'")
+    check_text = "SELECT count() FROM {text} WHERE hasAllTokens(name, 'other')"
+    assert table.query(check_text) == [tuple(others[0])]
+    # A row on the wrong shard is missing on one and extra on the other.
+    ((tenant, id_, said), *_) = held(table, 0)
+    rows = f"{table.source.database}.{table.source.table}_mirror__rows"
+    first, second = (each.get_client() for each in deployment.endpoints)
+    second.insert(
+        rows.partition(".")[2],
+        [(tenant, id_, said, [float(id_), 1.0], 1, 0)],
+        column_names=["tenant", "id", "name", "v", "_version", "_deleted"],
+        database=table.source.database,
+        settings=ANYWAY,
+    )
+    where = f"id = {id_} AND tenant = '{tenant}'"
+    first.command(f"DELETE FROM {rows} WHERE {where}", settings={"lightweight_deletes_sync": 2})
+    found = {
+        each.index: (each.missing, each.extra, each.different)
+        for each in table.verdicts()
+        if each.tenant == tenant
+    }
+    assert found == {"mirror_shard_0": (1, 0, 0), "mirror_shard_1": (0, 1, 0), "text": (0, 0, 0)}
 
 
 def test_databases_of_one_server_are_shards_too(clickhouse_url, spark_remote, tmp_path):
@@ -197,24 +216,6 @@ def test_databases_of_one_server_are_shards_too(clickhouse_url, spark_remote, tm
     later_ = later(table).deployment
     delete_garbage(later_, without, find_garbage(later_, without))
     assert [tables(table, shard) for shard in (0, 1)] == [{}, {f"{short}_mirror__rows_1": 1}]
-
-
-def test_a_row_on_the_wrong_shard_is_missing_on_one_and_extra_on_the_other(table):
-    table.insert(*range(20))
-    table.follow()
-    ((tenant, id_, said), *_) = held(table, 0)
-    rows = f"{table.source.database}.{table.source.table}_mirror__rows"
-    first, second = (each.get_client() for each in table.deployment.endpoints)
-    second.insert(
-        rows.partition(".")[2],
-        [(tenant, id_, said, [float(id_), 1.0], 1, 0)],
-        column_names=["tenant", "id", "name", "v", "_version", "_deleted"],
-        database=table.source.database,
-        settings=ANYWAY,
-    )
-    first.command(f"DELETE FROM {rows} WHERE id = {id_}", settings={"lightweight_deletes_sync": 2})
-    found = {each.index: (each.missing, each.extra, each.different) for each in table.verdicts()}
-    assert found == {"mirror_shard_0": (1, 0, 0), "mirror_shard_1": (0, 1, 0)}
 
 
 def test_a_shard_that_is_down_holds_up_no_other_and_catches_up(table, servers):
@@ -307,22 +308,6 @@ def stored(table, shard):
     return held(table, shard, "SELECT count() FROM {view}__rows")
 
 
-def test_an_append_only_index_is_spread_by_tenant(deployment):
-    by_tenant = {"hash_function": "xxHash64", "key": ["tenant"]}
-    table = sharded(deployment, Mirror(append=True, sharding=by_tenant), key=())
-    tenants = [f"t{n}" for n in range(6)]
-    for tenant in tenants:
-        table.insert(1, 2, 2, tenant=tenant)
-    table.follow()
-    table.insert(3, tenant=tenants[0])
-    table.follow()
-    assert [each for each in table.verdicts() if not each.agrees] == []
-    found = [{tenant for tenant, *_ in held(table, shard)} for shard in (0, 1)]
-    assert found[0] | found[1] == set(tenants)
-    assert not found[0] & found[1]
-    assert sum(len(held(table, shard)) for shard in (0, 1)) == 19
-
-
 def test_another_number_of_shards_stops_the_jobs_until_they_are_built_anew(deployment):
     index = Mirror(sharding=BY_ID)
     one = on(Table.make(deployment), deployment, 1, index)
@@ -345,12 +330,6 @@ def test_another_number_of_shards_stops_the_jobs_until_they_are_built_anew(deplo
     assert set(tables(two, 0).values()) == {1}
 
 
-KINDS = {
-    "keyed": ("id", Mirror(sharding=BY_ID)),
-    "append-only": ((), Mirror(append=True, sharding=BY_ID)),
-}
-
-
 def dies(table, proxy):
     """Let a run give up because the network holds its inserts into the second shard."""
     proxy.coming_to["__rows"] = [LATE] * ATTEMPTS
@@ -364,11 +343,9 @@ def dies(table, proxy):
     }
 
 
-@pytest.mark.parametrize("kind", KINDS)
-def test_what_one_shard_gets_late_changes_nothing(deployment, servers, kind):
+def test_what_one_shard_gets_late_changes_nothing(deployment, servers):
     """Meanwhile its heirs have published on all shards: a snapshot, then changes."""
-    key, index = KINDS[kind]
-    table = sharded(deployment, index, key=key)
+    table = sharded(deployment, Mirror(append=True, sharding=BY_ID), key=())
     table.insert(*range(20))
     table.follow()
     with faulty(servers[1].url) as proxy:
@@ -481,19 +458,6 @@ def test_letters_lie_with_their_shard_and_are_replayed_there(deployment):
     assert [each.error for each in done] == [None] * 10
     assert find_letters(deployment, [table.source]) == []
     check(table)
-
-
-def test_a_sharded_index_and_one_that_is_not_share_the_scan(deployment):
-    table = sharded(deployment, Mirror(sharding=BY_ID), FullText("name"))
-    table.insert(*range(20))
-    outcomes = table.follow()
-    assert len({each.plan.kind for each in outcomes}) == 1
-    assert len(outcomes) == 3
-    table.sql("UPDATE {t} SET name = 'new words' WHERE id < 5")
-    table.follow()
-    check_text = "SELECT count() FROM {text} WHERE hasAllTokens(name, 'new words')"
-    assert table.query(check_text) == [(5,)]
-    assert [each for each in table.verdicts() if not each.agrees] == []
 
 
 def test_dagster_has_an_asset_a_shard_and_reads_each(table, servers, spark_remote, tmp_path):

@@ -1,14 +1,15 @@
 """One whole stack for the tests of faults, kills and scheduling, with a proxy that fails.
 
-ClickHouse has a stack of its own, so that the proxy lies between the two.
+ClickHouse has a stack of its own, so that the proxy lies between the two. The default run's stack
+has no Spark: its runs read by the stand-in, or with the Spark of all tests. A soak's has Spark.
 """
 
 from __future__ import annotations
 
 import os
 import runpy
-from collections.abc import Callable, Mapping
-from contextlib import ExitStack
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -26,8 +27,8 @@ from sql_transactions.testing import run_postgres
 from support.jobs.deployment import A_TENANTS_SLOTS, SLOTS
 from support.lake import trades_table
 from support.lake.delta_tables import COLUMNS, FEED, Table
+from support.paths import ROOT
 from support.services.fault_proxy import FaultyClickHouse, faulty
-from support.services.small_disk import small_disk
 from support.services.stack import Stack, copied_project, running_stack
 from support.spark.fake_spark import NearSpark, near, served
 
@@ -63,13 +64,6 @@ slow = SourceTable(
         )
     ],
 )
-booked = SourceTable(
-    "invoked.rows",
-    key="id",
-    tenant="tenant",
-    indexes=[Mirror()],
-    services=[ServiceConsumer("http://127.0.0.1:%(port)s", handler="Trades/booked", rows=2)],
-)
 """
 FAULTY = "tenant STRING, id BIGINT, words STRING, v ARRAY<FLOAT>"
 KILLED = "tenant STRING, id BIGINT, words STRING"
@@ -80,7 +74,6 @@ TABLES = {
     "rows": COLUMNS,
     "others": COLUMNS,
     "slow": COLUMNS,
-    "booked": "tenant STRING, id BIGINT",
 }
 MINE = """
 import time
@@ -117,6 +110,15 @@ def each_by_itself(jobs, latest, now):
 # The part of `resources/` that is replaced, to give up sooner on a silent ClickHouse.
 MADE = "resources_from_environment()"
 QUERY_SECONDS = 5
+WITH_SPARK = "runs read with Spark"
+"""The file in the project that makes them so, if it is there when they begin."""
+NEAR = f"""
+
+if not Path(__file__).parents[1].joinpath("{WITH_SPARK}").exists():
+    from support.spark.fake_spark import near
+
+    near().__enter__()
+"""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -131,12 +133,21 @@ class Ground:
     clickhouse: Stack
     proxy: FaultyClickHouse
     postgres: Any
-    disk: Path
     trades: trades_table.Trades
     hooks: int
     """The port at which the stack expects the receiver of the trades' events."""
     services: int
     """The port at which it expects the services that table rows are told to."""
+
+    @contextmanager
+    def with_spark(self) -> Iterator[None]:
+        """Have runs that begin meanwhile read with Spark, as all runs of a soak do."""
+        file = self.stack.home.parent / WITH_SPARK
+        is_soak = file.exists()
+        file.touch()
+        yield
+        if not is_soak:
+            file.unlink()
 
 
 def project_of(folder: Path, hooks: int, services: int) -> Path:
@@ -148,7 +159,11 @@ def project_of(folder: Path, hooks: int, services: int) -> Path:
     (project / "assets" / "rows.py").write_text(declared)
     (project / "mine.py").write_text(MINE)
     patient = f"{MADE[:-1]}query_timeout={QUERY_SECONDS})"
-    replaced(project / "resources" / "__init__.py", MADE, patient)
+    resources = project / "resources" / "__init__.py"
+    replaced(resources, MADE, patient)
+    replaced(resources, "from typing", "from pathlib import Path\nfrom typing")
+    with resources.open("a") as file:
+        file.write(NEAR)
     replaced(project / "dagster.yaml", "max_concurrent_runs: 4", f"max_concurrent_runs: {SLOTS}")
     assert f"        limit: {A_TENANTS_SLOTS}\n" in (project / "dagster.yaml").read_text()
     return project
@@ -160,7 +175,7 @@ def replaced(file: Path, old: str, new: str) -> None:
 
 
 @pytest.fixture(scope="session")
-def ground(tmp_path_factory):
+def ground(request, tmp_path_factory):
     folder = tmp_path_factory.mktemp("ground")
     hooks, services = find_free_port(), find_free_port()
     project = project_of(folder / "project", hooks, services)
@@ -168,14 +183,18 @@ def ground(tmp_path_factory):
         clickhouse = exits.enter_context(running_stack(folder / "clickhouse", (CLICKHOUSE,)))
         proxy = exits.enter_context(faulty(clickhouse.clickhouse_url))
         postgres = exits.enter_context(run_postgres(tmp_path_factory.mktemp("runtime")))
-        disk = exits.enter_context(small_disk())
+        folders = [str(project), str(ROOT / "tests"), os.environ.get("PYTHONPATH", "")]
         extra = {
             "CLICKHOUSE_URL": proxy.url,
             "ISCP_LOG_URL": postgres.get_uri(),
-            "ISCP_STATE_STORE": f"sqlite:///{disk / 'states.sqlite'}",
+            "ISCP_STATE_STORE": f"sqlite:///{folder / 'states.sqlite'}",
             "ISCP_SCAN_SECONDS": "3",
-            "PYTHONPATH": os.pathsep.join([str(project), os.environ.get("PYTHONPATH", "")]),
+            "PYTHONPATH": os.pathsep.join(folders),
         }
+        if request.config.option.markexpr == "not soak":
+            extra["SPARK_REMOTE"] = request.getfixturevalue("spark_remote")
+        else:
+            (project / WITH_SPARK).touch()
         stack = exits.enter_context(running_stack(project / ".iscp", SERVICES, extra=extra))
         # Later tests must not use sessions of this Spark, which ends here.
         exits.callback(disconnect)
@@ -198,18 +217,19 @@ def ground(tmp_path_factory):
             clickhouse=clickhouse,
             proxy=proxy,
             postgres=postgres,
-            disk=disk,
-            trades=trades_table.trades(Path(flow.path), folder / "flow", on_spark(stack, flow)),
+            trades=trades_table.trades(
+                Path(flow.path), folder / "flow", on_spark(environment, flow)
+            ),
             hooks=hooks,
             services=services,
         )
 
 
-def on_spark(stack: Stack, table: Table) -> Callable[[str], object]:
-    """Return what runs the table's SQL on the stack's Spark."""
+def on_spark(environment: Mapping[str, str], table: Table) -> Callable[[str], object]:
+    """Return what runs the table's SQL on the Spark of that environment."""
 
     def run(statement: str) -> object:
-        spark = get_shared_session(stack.spark_remote)
+        spark = get_shared_session(environment["SPARK_REMOTE"])
         return spark.sql(statement.replace("{t}", f"delta.`{table.path}`")).collect()
 
     return run

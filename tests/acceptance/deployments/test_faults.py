@@ -9,34 +9,30 @@ import os
 import signal
 from collections import Counter
 from collections.abc import Collection, Iterable, Iterator
-from contextlib import contextmanager
+from contextlib import closing
 from dataclasses import dataclass, field
-from datetime import datetime
-from pathlib import Path
-from threading import Thread
 from typing import Any
 
 import pyarrow as pa
 import pytest
 from deltalake import DeltaTable, write_deltalake
 
-from iscp_dagster.clickhouse.write.inserts import ATTEMPTS
-from iscp_dagster.joblog.history import ENDS, HistoryEntry
-from iscp_dagster.joblog.iterations import Iteration
-from iscp_dagster.local.services.settings import CLICKHOUSE, RUNS, SPARK
-from iscp_dagster.location.names import TABLE_TAG, TENANT_TAG, TENANTS_TAG, get_sync_job_name
-from iscp_dagster.model.clock import get_utc_now
-from iscp_dagster.model.states import Event, JobState
-from iscp_dagster.runs.known_runs import DISPATCH_TAG
+from iscp_dagster import Mirror
+from iscp_dagster.batches.sql import SqlStates
+from iscp_dagster.local.services.settings import CLICKHOUSE, RUNS
+from iscp_dagster.location.names import TABLE_TAG, TENANTS_TAG
+from iscp_dagster.model.errors import UnavailableError
+from iscp_dagster.model.states import JobState
 from iscp_dagster.upkeep.position import read_positions
 from iscp_dagster.upkeep.verify import compare_or_raise
+from support.errors import raises_naming
 from support.jobs.deployment import Deployed
-from support.lake.delta_tables import Table
+from support.lake.delta_tables import Table, deployment_at, one_by_one, publish_one
 from support.services import postgres
 from support.services.fault_proxy import FaultyClickHouse
-from support.services.small_disk import full
+from support.services.small_disk import full, small_disk
 from support.services.stack import Stack, wait_for
-from support.services.stack_processes import living, of_kind
+from support.spark.fake_spark import NearSpark
 
 pytestmark = pytest.mark.timeout(900)
 
@@ -45,7 +41,7 @@ REMOVED = 50
 BUILT = "built"
 CAUGHT_SECONDS = 120.0
 HEALED_SECONDS = 240.0
-MANY = 20
+MANY, FEW_TENANTS = 300, 3
 MANYS_LOOK_SECONDS = 2.0
 """The pause between two looks at many tenants' jobs, since each look takes processor time."""
 THE_RUNS_LINES = 30
@@ -121,15 +117,6 @@ class Followed:
         """Return the runs that have begun an iteration."""
         return {job.run_id for job in self.table.jobs() if job.state is JobState.RUNNING}
 
-    def list_ends(self, tenant: str, since: datetime) -> list[HistoryEntry]:
-        """Return the ends of the tenant's iterations that ended by themselves."""
-        entries = self.table.deployment.log.read_history(tenant=tenant, since=since)
-        of_table = [each for each in entries if each.name.table == self.table.source.table]
-        return [each for each in of_table if each.event in ENDS]
-
-    def list_failures(self, tenant: str, since: datetime) -> list[HistoryEntry]:
-        return [each for each in self.list_ends(tenant, since) if each.event is not Event.COMPLETE]
-
 
 def make_vector(number: int) -> list[float]:
     return [float((number * 31 + n * 7) % 97) for n in range(8)]
@@ -142,7 +129,6 @@ class Faulty(Deployed):
     clickhouse: Stack
     proxy: FaultyClickHouse
     postgres: Any
-    disk: Path
     rows: Followed
     events: Followed
 
@@ -179,12 +165,6 @@ class Faulty(Deployed):
             if each["label"] == "pid"
         )
 
-    def read_reasons(self, run: str) -> str:
-        """Return why the run's step failed."""
-        errors = [event["error"] for event in self.read_log(run) if event.get("error")]
-        chain = (each for error in errors for each in (error, *error["causes"]))
-        return "\n".join(each["message"] for each in chain)
-
     def read_log(self, run: str) -> list[dict[str, Any]]:
         query = (
             "query($id: ID!) { logsForRun(runId: $id) { ... on EventConnection { events {"
@@ -193,24 +173,6 @@ class Faulty(Deployed):
             " ... on ExecutionStepFailureEvent { error { message causes { message } } } } } } }"
         )
         return list(self.dagster.query(query, {"id": run})["logsForRun"]["events"])
-
-    def await_run_after(self, run: str, tenant: str) -> str:
-        """Wait for the tenant's next run after that one."""
-        wait_for(lambda: self.find_newest(tenant) != [run], CAUGHT_SECONDS, self.told)
-        return self.find_newest(tenant)[0]
-
-    def find_newest(self, tenant: str) -> list[str]:
-        return [each["runId"] for each in self.runs({TENANT_TAG: tenant}, 1)]
-
-    def materialize(self, tenant: str) -> str:
-        """Materialize as a person does."""
-        return self.dagster.materialize(["faults", "rows_mirror"], (tenant, tenant), {})
-
-    def launch(self, followed: Followed, iteration: Iteration, dispatch: str) -> str:
-        """Launch as the runner's sensor does."""
-        (tenant,) = iteration.tenants
-        tags = {DISPATCH_TAG: dispatch, TENANT_TAG: tenant, "dagster/partition": tenant}
-        return self.dagster.launch(get_sync_job_name(followed.table.source), tags)
 
     def status(self, run: str) -> str:
         query = "query($id: ID!) { runOrError(runId: $id) { ... on Run { status } } }"
@@ -238,7 +200,6 @@ def world(ground, compared_near):
         clickhouse=ground.clickhouse,
         proxy=ground.proxy,
         postgres=ground.postgres,
-        disk=ground.disk,
         environment=ground.environment,
         rows=rows,
         events=events,
@@ -275,18 +236,19 @@ def kill_service(world: Faulty, stack: Stack, name: str) -> None:
     stack.await_restart(name, restarts + 1)
 
 
-def kill_spark(world: Faulty) -> None:
-    """Kill Spark; its Python workers go with it."""
-    stacks = [world.stack]
-    workers = of_kind(stacks, "python daemon") + of_kind(stacks, "python worker")
-    kill_service(world, world.stack, SPARK)
-    assert workers
-    assert not {each.pid for each in living(stacks)} & set(workers)
+def kill_servers(world: Faulty, _: object) -> None:
+    kill_service(world, world.stack, RUNS)
+    kill_service(world, world.clickhouse, CLICKHOUSE)
 
 
-def test_log_and_spark_are_killed_in_the_middle_of_a_snapshot_and_of_two_tails(world, injected):
+@pytest.mark.soak
+def test_the_log_then_the_run_server_and_clickhouse_are_killed_in_snapshots_and_tails(
+    world, injected
+):
+    """A run alone is killed in test_events."""
+    many = name_tenants(FEW_TENANTS)
     world.proxy.hold()
-    world.rows.put("killed")
+    world.rows.put_all(many, 3)
     world.rows.change(BUILT)
     world.events.put(BUILT)
     runs = world.await_runs(3)
@@ -296,130 +258,41 @@ def test_log_and_spark_are_killed_in_the_middle_of_a_snapshot_and_of_two_tails(w
     world.proxy.hold()
     postgres.start_again(world.postgres)
     world.await_runs(2, ended=runs)
-    kill_spark(world)
-    injected += ["killed log", "killed Spark"]
-    world.heal("killed", BUILT)
+    kill_servers(world, runs)
+    injected += ["killed log", "killed servers"]
+    world.heal(*many, BUILT)
 
 
-INSERTS = {
-    "rows_mirror__": "error before",
-    "rows_text__": "error after",
-    "rows_vector__": "silent",
-    "events_mirror__": "closed after",
-}
-
-
-def test_inserts_that_fail_until_the_next_iteration_and_once_in_that(world, injected):
-    """Those of a snapshot by key, and of a tail without one."""
-    since = get_utc_now()
-    faults_by_table = {table: [fault] * (ATTEMPTS + 1) for table, fault in INSERTS.items()}
-    world.proxy.coming_to |= faults_by_table
-    world.events.put(BUILT)
-    world.rows.put("fails")
-    world.heal("fails", BUILT)
-    assert [faults for faults in faults_by_table.values() if faults] == []
-    failed = [*world.rows.list_failures("fails", since), *world.events.list_failures(BUILT, since)]
-    assert {each.event for each in failed} == {Event.FAIL_TEMPORARY}
-    assert len(failed) >= len(INSERTS)
-
-
-def run_at_once(*works) -> set[str]:
-    runs: list[str] = []
-    people = [Thread(target=lambda work=work: runs.append(work())) for work in works]
-    for person in people:
-        person.start()
-    for person in people:
-        person.join()
-    return set(runs)
-
-
-def await_end_of_one(world: Faulty, runs: set[str], since: datetime) -> tuple[str, str]:
-    """Wait until one of two runs ends while the other is in the middle of the iteration.
-
-    Returns the run that ended, and its status.
-    """
-    assert len(runs) == 2
-    (inside,) = world.await_runs(1)
-    assert inside in runs
-    (other,) = runs - {inside}
-    ended = world.await_end(other)
-    assert world.status(inside) not in FINISHED
-    world.proxy.release()
-    assert world.await_end(inside) == "SUCCESS"
-    assert {each.actor for each in world.rows.list_ends(BUILT, since)} == {inside}
-    return other, ended
-
-
-@contextmanager
-def paused(world: Faulty) -> Iterator[None]:
-    """Keep the runner from planning anything."""
-    log, jobs = world.rows.table.deployment.log, world.rows.table.jobs()
-    for job in jobs:
-        log.pause(job.key.tenant, job.name)
-    yield
-    for job in jobs:
-        log.resume(job.key.tenant, job.name)
-
-
-def test_two_runs_of_one_iteration_then_two_people_who_materialize_at_once(world, injected):
-    rows, since = world.rows, get_utc_now()
-    with paused(world):
-        rows.change(BUILT)
-        iteration = rows.table.iteration(BUILT)
-        rows.table.deployment.log.enqueue(iteration, "both")
-        world.proxy.hold()
-        runs = run_at_once(*[lambda: world.launch(rows, iteration, "both")] * 2)
-        (copy,) = world.find_newest(BUILT)
-        other, ended = await_end_of_one(world, runs, since)
-        # The later one is by hand, and fails with the job's owner; the first finds nothing to do.
-        assert ended == ("FAILURE" if other == copy else "SUCCESS")
-
-        since = get_utc_now()
-        rows.change(BUILT)
-        world.proxy.hold()
-        runs = run_at_once(*[lambda: world.materialize(BUILT)] * 2)
-        _, ended = await_end_of_one(world, runs, since)
-        assert ended == "FAILURE"
-        injected += ["second run"] * 2
-    world.heal(BUILT)
-
-
-@pytest.fixture
-def disk(world):
-    if not world.disk.is_mount():
-        pytest.skip("only who may mount a file system can fill one")
-    return world.disk
-
-
-def test_a_full_disk_under_the_state_store(world, disk, injected):
+def test_a_full_disk_under_the_state_store(clickhouse_url, compared_near, tmp_path):
     """AFTER cannot be written, and the next iteration cannot read the states."""
-    world.proxy.hold()
-    world.events.put(BUILT)
-    (run,) = world.await_runs(1)
-    with full(disk):
-        world.proxy.release()
-        following = run, world.await_run_after(run, BUILT)
-        for each in following:
-            assert world.await_end(each) == "FAILURE"
-            assert "states.sqlite" in world.read_reasons(each)
-            injected.append("full disk")
-    world.heal(BUILT)
+    with small_disk() as disk:
+        if not disk.is_mount():
+            pytest.skip("only who may mount a file system can fill one")
+        states = SqlStates(f"sqlite:///{disk / 'states.sqlite'}")
+        states.ensure()
+        near = NearSpark()
+        deployment = deployment_at(clickhouse_url, near, tmp_path, open_state_store=lambda: states)
+        table = Table.make(deployment, Mirror(append=True), key=())
+        table.insert(1)
+        (due,) = table.look().dispatches
+        named = {"run_id": "fails", "queued_as": due.name}
+        with closing(one_by_one(deployment, table.source, due.iteration, **named)) as found:
+            delivery = next(found)
+            with full(disk), raises_naming(UnavailableError, "states.sqlite"):
+                publish_one(deployment, delivery)
+        with full(disk), raises_naming(UnavailableError, "states.sqlite"):
+            table.materialize()
+        table.materialize()
+        assert table.agreed() == {"mirror": 1}
 
 
 def name_tenants(many: int) -> list[str]:
     return [f"of {many}, {number:03}" for number in range(many)]
 
 
-@pytest.mark.parametrize("many", [MANY, pytest.param(300, marks=pytest.mark.soak)])
-def test_a_commit_of_many_tenants_outlives_a_run_the_run_server_and_clickhouse(
-    world, injected, many
-):
-    tenants = name_tenants(many)
-
-    def kill_servers(world, _):
-        kill_service(world, world.stack, RUNS)
-        kill_service(world, world.clickhouse, CLICKHOUSE)
-
+@pytest.mark.soak
+def test_a_commit_of_many_tenants_outlives_a_run_the_run_server_and_clickhouse(world, injected):
+    tenants = name_tenants(MANY)
     both = (world.rows, world.events)
     for kill in (kill_runs, kill_servers):
         world.proxy.hold()
@@ -436,7 +309,7 @@ def test_a_commit_of_many_tenants_outlives_a_run_the_run_server_and_clickhouse(
         )
     for followed in both:
         followed.check(tenants)
-    assert 2 <= len(world.runs({TENANTS_TAG: str(many)})) < many / 2
+    assert 2 <= len(world.runs({TENANTS_TAG: str(MANY)})) < MANY / 2
 
 
 @pytest.fixture
@@ -459,6 +332,7 @@ def run_of_many(world):
     return found[0]["runId"], int(found[0]["tags"][TENANTS_TAG])
 
 
+@pytest.mark.soak
 def test_dagster_s_pages_show_a_commit_of_many_tenants(world, browser, run_of_many):
     """The partitions of an index, the lineage, and the run, as a person sees them."""
     (run, served), url = run_of_many, world.stack.dagster_url

@@ -32,8 +32,6 @@ from support.services.stack_processes import (
     SERVING,
     STOP,
     Killer,
-    living,
-    of_kind,
     serving,
 )
 
@@ -207,32 +205,6 @@ async def test_the_check_of_each_service_sees_that_it_does_not_answer(tmp_path, 
     content = [each.name for each in services if not each.check or not await each.check(0)]
     # Its heartbeats are read through the webserver.
     assert content == [DAEMON]
-
-
-@pytest.mark.soak
-def test_services_that_are_gone_and_services_that_answer_nothing_are_made_good(counted):
-    """Some are killed while others hang, so that one recovery covers both."""
-    hanging = ["clickhouse", "jvm", "run server", "graphql", "invocations"]
-    killed = ["webserver", "code server"]
-    counted.use_python()
-    workers = of_kind(counted.stacks, "python daemon") + of_kind(counted.stacks, "python worker")
-
-    def strike() -> list[str]:
-        hung = counted.killer.strike(HANG, hanging)
-        counted.killer.kill_ward("daemon")
-        return [*hung, "kill ward", *counted.killer.strike(KILL, killed)]
-
-    struck = counted.heal_after(strike, hanging=hanging)
-    assert len(struck) == len(hanging) + 1 + len(killed)
-    assert not {each.pid for each in living(counted.stacks)} & set(workers)
-    counted.verified()
-
-
-@pytest.mark.soak
-def test_processes_that_are_stopped_are_made_good(counted):
-    struck = counted.strike(STOP, list(KINDS))
-    assert len(struck) == len([kind for kind in KINDS if kind != "run"])
-    counted.verified()
 
 
 @pytest.mark.soak

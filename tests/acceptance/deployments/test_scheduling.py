@@ -5,8 +5,6 @@ from __future__ import annotations
 import json
 import os
 import signal
-import subprocess
-import sys
 import threading
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
@@ -17,26 +15,29 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import yaml
 
 from durable_invocations import Context, Service, service_app
 from iscp_dagster.demo.dagster_api import LOCATION, REPOSITORY
-from iscp_dagster.local.spark.server import get_default_cores
-from iscp_dagster.location.names import RUNNER, TABLE_TAG, TENANT_TAG, get_clickhouse_pool
-from iscp_dagster.model.batch import Phase
+from iscp_dagster.location.names import (
+    RUNNER,
+    SERVICES_TAG,
+    TABLE_TAG,
+    TENANT_TAG,
+    get_clickhouse_pool,
+)
 from iscp_dagster.model.jobs import Job, JobID
 from iscp_dagster.model.moment import START
+from iscp_dagster.model.specs import JobSpec
 from iscp_dagster.model.states import Event, JobState
-from iscp_dagster.planning.declared import make_job_name
-from iscp_dagster.spark.session import get_shared_session
+from iscp_dagster.planning.declared import make_new_jobs
 from iscp_dagster.upkeep.position import read_positions
-from iscp_dagster.upkeep.verify import compare_or_raise
 from runtime_support.endpoints.asgi_servers import uvicorn_of
 from support.errors import assert_names
 from support.jobs.deployment import A_TENANTS_SLOTS, SLOTS, Deployed
 from support.lake.delta_tables import Table, rows
-from support.services.insert_gate import insert_gate
+from support.paths import ROOT
 from support.services.stack import PARTS, assert_nothing_left, assert_runs, wait_for
-from support.spark.cores import meet_on_all_cores
 
 pytestmark = pytest.mark.timeout(900)
 
@@ -65,11 +66,17 @@ query($id: String!) {
   }
 }
 """
+SET_LIMIT = """
+mutation($key: String!, $limit: Int!) {
+  setConcurrencyLimit(concurrencyKey: $key, limit: $limit)
+}
+"""
 GREEDY = {"job_type": "greedy"}
+FIRST = {"priority": 9, "consumer": {"type": "mirror"}}
 UNDER_WAY = {"REQUESTED", "COMPLETING"}
 SECONDS = 240.0
 BUSY = 3
-COMMITTED = ("busy", "noisy", "one", "two", "stop", "pool", "end")
+COMMITTED = ("busy", "calm", "noisy", "one", "two", "pool")
 """The tenants whose rows 1 to 3 stand in the table before the tests."""
 
 
@@ -113,15 +120,15 @@ class Scheduled(Deployed):
         self.await_in_step(tenant)
         self.unregister(tenant, *names)
 
-    def register(self, specs: Mapping[tuple[str, str], object]) -> None:
-        """Register the jobs of these names and tenants, from a file."""
-        file = self.project / "jobs.yaml"
-        entries = [
-            {"tenant": tenant, "job": f"sched.rows/{name}", "spec": spec}
-            for (name, tenant), spec in specs.items()
-        ]
-        file.write_text(json.dumps(entries))
-        self.done("job", "register", "--file", str(file))
+    def register(self, specs: Mapping[tuple[str, str], Mapping[str, Any]]) -> None:
+        """Register the jobs of these names and tenants."""
+        table_id = self.table.deployment.make_delta_log(self.table.source).get_table_id()
+        for (name, tenant), spec in specs.items():
+            detail = spec["detail"]
+            consumer = {"db": "sched", "table": "rows", "job": name} | detail["consumer"]
+            whole = JobSpec.from_json({**spec, "detail": {**detail, "consumer": consumer}})
+            named = {JobID(db="sched", table="rows", job=name): whole}
+            self.table.deployment.log.register_many(make_new_jobs(table_id, [tenant], named))
 
     def unregister(self, tenant: str, *names: str) -> None:
         for name in names:
@@ -153,10 +160,6 @@ class Scheduled(Deployed):
         ]
         return {each.tenant for each in found} == set(tenants) and all(e.in_step for e in found)
 
-    def ask(self, statement: str) -> None:
-        """Execute a statement on ClickHouse."""
-        self.table.deployment.endpoint.get_client().command(statement)
-
     def statuses(self, table: str, tenant: str | None = None) -> list[str]:
         """Return the statuses of the runs of a table's iterations, or only one tenant's."""
         tags = {TABLE_TAG: table} | ({} if tenant is None else {TENANT_TAG: tenant})
@@ -174,8 +177,7 @@ class Scheduled(Deployed):
     def pool_limit(self, number: int) -> Iterator[None]:
         """Set how many runs may write to ClickHouse at once, as a person does."""
         pool = get_clickhouse_pool(self.environment["CLICKHOUSE_URL"])
-        command = [sys.executable, "-m", "dagster", "instance", "concurrency", "set"]
-        subprocess.run([*command, pool, str(number)], env=self.stack.environment, check=True)
+        self.dagster.query(SET_LIMIT, {"key": pool, "limit": number})
         try:
             yield
         finally:
@@ -243,29 +245,6 @@ def world(ground, compared_near):
     return world
 
 
-def test_a_busy_tenant_does_not_take_all_slots_and_priority_decides_who_goes_first(world):
-    names = [f"gate{number}" for number in range(SLOTS)]
-    with world.gated("busy", *names):
-        wait_for(lambda: len(running(world, "busy")) == A_TENANTS_SLOTS, SECONDS, world.told)
-        world.table.insert(1, tenant="calm")
-        world.await_in_step("calm")
-        assert len(running(world, "busy")) == A_TENANTS_SLOTS, "the gates are still closed"
-        assert len(waiting(world, "busy")) == SLOTS - A_TENANTS_SLOTS
-        with world.gated("calm", "hold"):
-            world.await_state("hold", "calm", JobState.RUNNING)
-            # All slots are taken now.
-            world.table.insert(1, tenant="low")
-            world.await_queued("low")
-            world.done(
-                "job", "register", "sched.rows/mirror", "--tenant", "high", "--priority", "9"
-            )
-            world.table.insert(1, tenant="high")
-            world.await_queued("high")
-        world.await_in_step("low", "high")
-        assert world.began("mirror", "high") < world.began("mirror", "low"), world.told()
-    world.await_in_step("busy", "calm", "low", "high")
-
-
 def running(world, tenant):
     jobs = world.table.deployment.log.list_jobs(tenant=tenant, state=JobState.RUNNING)
     return [job for job in jobs if job.key.job_name.startswith("gate")]
@@ -276,6 +255,7 @@ def waiting(world, tenant):
     return [job for job in jobs if job.key.job_name.startswith("gate")]
 
 
+@pytest.mark.soak
 def test_every_trigger_at_once_with_a_failing_consumer_and_a_busy_tenant(world):
     tenants = ("noisy", "one", "two")
     often = {"job_type": "periodic", "schedule": {"interval": "2s"}}
@@ -312,57 +292,7 @@ def test_every_trigger_at_once_with_a_failing_consumer_and_a_busy_tenant(world):
     assert noisy["inserted"] == 3 + BUSY
 
 
-def test_an_interrupted_iteration_ends_its_run_and_the_next_one_has_the_new_spec(world):
-    (gate,) = world.gates("stop", "gate")
-    world.await_state("gate", "stop", JobState.RUNNING)
-    run = world.job("gate", "stop").run_id
-    opened = gate.with_name("another file")
-    opened.touch()
-    option = ("--option", f"file={json.dumps(str(opened))}")
-    world.done(*("job", "update", "sched.rows/gate", "--tenant", "stop", *option, "--interrupt"))
-    events = [
-        each["event"]
-        for each in json.loads(world.done("job", "history", "sched.rows/gate", "--json"))
-        if each["tenant"] == "stop"
-    ]
-    assert "cancel" in events
-    world.await_in_step("stop")
-    assert world.job("gate", "stop").run_id != run
-    assert not gate.exists()
-
-
-def test_a_scan_that_a_person_terminates_is_interrupted_and_comes_again(world, tmp_path):
-    log = world.table.deployment.log
-    both = [make_job_name(world.table.source, index) for index in world.table.source.indexes]
-    world.table.insert(1, tenant="cut")
-    world.await_in_step("cut")
-    before = world.job("mirror", "cut").watermark
-    with insert_gate(world.ask, "sched.rows_mirror__rows") as gate:
-        world.table.insert(2, 3, tenant="cut")
-        wait_for(gate.met.is_set, SECONDS, world.told)
-        run = world.job("mirror", "cut").run_id
-        for name in both:
-            assert log.pause("cut", name)
-        world.terminate(run)
-        world.await_state("mirror", "cut", JobState.CANCELED)
-        meet_on_all_cores(
-            get_shared_session(world.stack.spark_remote), tmp_path / "met", get_default_cores()
-        )
-        assert not gate.opened, "its insert still waits"
-    assert Event.CANCEL in {each.event for each in log.read_history(tenant="cut", name=both[0])}
-    stopped = world.job("mirror", "cut")
-    assert (stopped.watermark, stopped.batch.phase) == (before, Phase.BEFORE)
-    for name in both:
-        assert log.resume("cut", name)
-    world.await_in_step("cut")
-    assert world.job("mirror", "cut").run_id != run
-    count = "SELECT count() FROM {mirror} WHERE tenant = 'cut'"
-    assert world.table.query(count) == [(3,)]
-    verdicts = compare_or_raise(world.table.deployment, world.table.source, tenants=["cut"])
-    assert [each.agrees for each in verdicts] == [True, True]
-
-
-def test_a_limit_on_the_pool_keeps_the_runs_of_other_tables_waiting(world):
+def test_a_limit_on_the_pool_keeps_the_runs_of_other_tables_waiting(world, ground):
     with world.pool_limit(1):
         (gate,) = world.gates("pool", "gate")
         world.await_state("gate", "pool", JobState.RUNNING)
@@ -372,10 +302,22 @@ def test_a_limit_on_the_pool_keeps_the_runs_of_other_tables_waiting(world):
         world.dagster.wait(world.dagster.launch("iscp_flush_watermarks"), SECONDS)
         assert world.statuses("sched.others") == ["QUEUED"]
         assert world.job("mirror", "pool", "others").state is JobState.PENDING
-        gate.touch()
-        wait_for(lambda: world.in_step("pool", table=world.others), SECONDS, world.told)
+        with ground.with_spark():
+            gate.touch()
+            wait_for(lambda: world.in_step("pool", table=world.others), SECONDS, world.told)
     before, after = world.job("gate", "pool"), world.job("mirror", "pool", "others")
     assert before.status.end_at <= after.status.start_at
+
+
+def test_runs_that_wait_for_handlers_leave_slots_to_the_runs_of_their_table():
+    """That they are tagged so is in test_consumers; the rest is in test_slow_services."""
+    runs = yaml.safe_load((ROOT / "dagster.yaml").read_text())["concurrency"]["runs"]
+    limits = {each["key"]: {} for each in runs["tag_concurrency_limits"]}
+    for each in runs["tag_concurrency_limits"]:
+        limits[each["key"]]["value" in each] = each["limit"]
+    of_all, of_a_table = limits[SERVICES_TAG][False], limits[SERVICES_TAG][True]
+    assert of_all < runs["max_concurrent_runs"]
+    assert of_a_table < min(limits[TABLE_TAG][True], limits[TENANT_TAG][True])
 
 
 @dataclass
@@ -401,16 +343,18 @@ class Slow:
         self.done.update((batch["tenant"], row["id"]) for row in batch["rows"])
 
 
+@pytest.mark.soak
 def test_indexes_go_on_in_their_table_while_handlers_work(world, ground):
     table, slow, tenants = world.slow, Slow(), [f"slow-{number}" for number in range(SLOTS + 1)]
     with uvicorn_of(service_app(slow.service()), port=ground.services):
         try:
             table.insert(1, tenant=tenants[0])
             wait_for(slow.entered.is_set, SECONDS, world.told)
-            for tenant in tenants:
-                table.insert(2, tenant=tenant)
+            for number in (2, 3):
+                values = ", ".join(rows(number, tenant=each) for each in tenants)
+                table.sql(f"INSERT INTO {{t}} VALUES {values}")
                 wait_for(
-                    lambda one=tenant: world.in_step(one, but=("told",), table=table),
+                    lambda: world.in_step(*tenants, but=("told",), table=table),
                     SECONDS,
                     world.told,
                 )
@@ -419,10 +363,11 @@ def test_indexes_go_on_in_their_table_while_handlers_work(world, ground):
         finally:
             slow.opened.set()
         wait_for(lambda: world.in_step(*tenants, table=table), SECONDS, world.told)
-    once = {(tenant, 2): 1 for tenant in tenants}
+    once = {(tenant, number): 1 for tenant in tenants for number in (2, 3)}
     assert slow.done == {(tenants[0], 1): 1, **once}
 
 
+@pytest.mark.soak
 def test_a_backfill_of_scattered_partitions_is_few_runs(world):
     """The runner is off, so that only the backfill follows the tenants' commits."""
     tenants = [f"fill-{number:02}" for number in range(16)]
@@ -444,24 +389,34 @@ def test_a_backfill_of_scattered_partitions_is_few_runs(world):
     wait_for(lambda: world.in_step(*tenants, table=world.others), SECONDS, world.told)
 
 
-def test_the_end_of_the_stack_cancels_what_runs_and_what_waits(world):
+def test_a_busy_tenant_leaves_a_slot_priority_decides_and_the_stacks_end_cancels(world):
     """This is the last test here, since it ends the stack."""
     names = [f"gate{number}" for number in range(SLOTS)]
-    world.gates("end", *names)
-    wait_for(lambda: len(running(world, "end")) == A_TENANTS_SLOTS, SECONDS, world.told)
-    wait_for(lambda: len(waiting(world, "end")) == SLOTS - A_TENANTS_SLOTS, SECONDS, world.told)
-    ran = {name for name in names if world.job(name, "end").state is JobState.RUNNING}
+    world.gates("busy", *names)
+    wait_for(lambda: len(running(world, "busy")) == A_TENANTS_SLOTS, SECONDS, world.told)
+    with world.gated("calm", "hold"):
+        world.await_state("hold", "calm", JobState.RUNNING)
+        # All slots are taken now.
+        world.table.insert(1, tenant="low")
+        world.await_queued("low")
+        world.register({("mirror", "high"): {"detail": FIRST}})
+        world.table.insert(1, tenant="high")
+        world.await_queued("high")
+    world.await_in_step("low", "high")
+    assert world.began("mirror", "high") < world.began("mirror", "low"), world.told()
+    assert len(running(world, "busy")) == A_TENANTS_SLOTS, "the gates are still closed"
+    assert len(waiting(world, "busy")) == SLOTS - A_TENANTS_SLOTS
+    ran = {name for name in names if world.job(name, "busy").state is JobState.RUNNING}
     home = world.stack.home
-    assert_runs(home, PARTS)
+    assert_runs(home, {*PARTS} - {"SparkConnectServer"})
     os.kill(world.stack.supervisor, signal.SIGINT)
     assert_nothing_left(home)
     log = (home / "up.log").read_text()
     assert "Traceback" not in log, log
     for name in names:
-        ended = world.job(name, "end")
+        ended = world.job(name, "busy")
         assert (ended.state, ended.watermark) == (JobState.CANCELED, START)
-        history = world.table.deployment.log.read_history(tenant="end", name=ended.name)
+        history = world.table.deployment.log.read_history(tenant="busy", name=ended.name)
         begun = [Event.START] if name in ran else []
         assert [e.event for e in history] == [Event.REGISTER, Event.ENQUEUE, *begun, Event.CANCEL]
-    assert len(ran) == A_TENANTS_SLOTS < len(names)
     assert not world.table.deployment.log.list_active_runs()

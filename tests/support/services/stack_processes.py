@@ -11,8 +11,6 @@ from contextlib import suppress
 from dataclasses import dataclass, field
 from random import Random
 
-import psutil
-
 from iscp_dagster.local.services.state import Condition, ServiceState
 from iscp_dagster.local.supervise.ward import find_descendants, list_processes
 from support.services.stack import Stack, command_of
@@ -106,15 +104,6 @@ class Killer:
                 struck.append(f"{how} {kind}")
         self.done.update(struck)
         return struck
-
-    def kill_ward(self, kind: str) -> None:
-        """Kill the ward of the process of that kind."""
-        (child,) = of_kind(self.stacks, kind)
-        ward = psutil.Process(child).parent()
-        assert ward is not None
-        assert KINDS["ward"](Process(pid=ward.pid, command=" ".join(ward.cmdline()), parent=""))
-        ward.kill()
-        self.done["kill ward"] += 1
 
     def _strike_one(self, how: str, kind: str, pid: int) -> None:
         if how == HANG:

@@ -18,13 +18,14 @@ from iscp_dagster.joblog.iterations import FailedStep, Iteration
 from iscp_dagster.location.names import SERVICES_TAG
 from iscp_dagster.location.sensor.runner import build_run_request
 from iscp_dagster.model.consumers.kinds import get_consumer_kind
-from iscp_dagster.model.declared.images import ChangeKind
+from iscp_dagster.model.consumers.protocol import DataType
 from iscp_dagster.model.errors import UnavailableError
 from iscp_dagster.model.jobs import JobID
 from iscp_dagster.model.moment import START
 from iscp_dagster.model.specs import ConsumerInfo, IterationDetail, JobSpec
 from iscp_dagster.model.states import JobState
 from iscp_dagster.planning.look import Dispatch
+from iscp_dagster.sync.executors.retriever import ConsumerScan, Retriever
 from iscp_dagster.upkeep.comparison import compare_tables
 from support.errors import assert_names
 from support.lake.delta_tables import Table
@@ -250,17 +251,7 @@ def test_a_consumer_gets_nulls_whatever_the_indexes_have(deployment):
 def test_an_index_that_nobody_declared_is_kept_by_its_spec(deployment):
     table = Table.make(deployment)
     table.insert(1, 2)
-    info = ConsumerInfo(
-        type="text",
-        db=table.source.database,
-        table=table.source.table,
-        job="words",
-        columns=("name",),
-        options={"text": ["name"]},
-    )
-    table_id = deployment.make_delta_log(table.source).get_table_id()
-    spec = JobSpec(detail=IterationDetail(consumer=info))
-    assert deployment.log.register("a", name(table, "words"), table_id, spec)
+    register(table, "text", job="words", columns=("name",), text=["name"])
     table.follow()
     view = f"{table.source.database}.{table.source.table}_words"
     found = table.query(f"SELECT * FROM {view} WHERE hasAllTokens(name, 'words') ORDER BY id")
@@ -328,32 +319,31 @@ def is_tagged_as_slow(table, job):
 
 
 @pytest.mark.usefixtures("installed")
-def test_a_fifth_kind_reads_every_image_in_order(spark_deployment, tmp_path):
-    table, root = Table.make(spark_deployment, Mirror()), tmp_path / "trail"
-    table.sql("ALTER TABLE {t} SET TBLPROPERTIES ('delta.enableInCommitTimestamps' = 'true')")
-    table.insert(1, 2)
-    register(table, "audit", job="trail", folder=str(root))
-    table.follow()
+def test_a_fifth_kind_is_registered_and_reads_rows(deployment, tmp_path):
+    table = Table.make(deployment, Mirror())
+    table.insert(1)
+    register(table, "audit", job="trail", folder=str(tmp_path))
+    iterations = [each.iteration for each in table.look().dispatches]
+    (due,) = (each for each in iterations if each.jobs[0].job_name == "trail")
     tagged = {job.key.job_name: is_tagged_as_slow(table, job) for job in table.jobs()}
     assert tagged == {"trail": True, "mirror": False}
-    table.sql("UPDATE {t} SET name = 'once' WHERE id = 1")
-    table.sql("UPDATE {t} SET name = 'twice' WHERE id = 1")
-    table.sql("DELETE FROM {t} WHERE id = 2")
-    table.follow()
-    base, changes = [
-        [json.loads(each) for each in file.read_text().splitlines()]
-        for file in sorted((root / "a").iterdir())
-    ]
-    shown = [(row["_change"], row["_image"], row["id"], row["name"]) for row in base]
-    kind = ChangeKind.BASE
-    rows = [(kind, 1, 1, "some words 1"), (kind, 1, 2, "some words 2")]
-    assert [each for each in shown if each[0] == kind] == rows
-    shown = [(row["_change"], row["_image"], row["id"], row["name"]) for row in changes]
-    assert shown == [
-        (ChangeKind.UPDATE, 0, 1, "some words 1"),
-        (ChangeKind.UPDATE, 1, 1, "once"),
-        (ChangeKind.UPDATE, 0, 1, "once"),
-        (ChangeKind.UPDATE, 1, 1, "twice"),
-        (ChangeKind.DELETE, 0, 2, "some words 2"),
-    ]
-    assert table.query("SELECT id, name FROM {mirror}") == [(1, "twice")]
+    info, kind = job_of(table, "trail").spec.detail.consumer, get_consumer_kind("audit")
+    assert kind.of_images
+    scan = ConsumerScan(
+        job=name(table, "trail"),
+        registrations={"a": 1},
+        range=due.range,
+        data_type=DataType.TAIL,
+        columns=("id", "_image", "_ordinal"),
+        identity=("id",),
+        tenant_column="tenant",
+    )
+    retriever = Retriever(scan=scan)
+    images = {"id": [1, 2], "_image": [1, 0], "_ordinal": [1, 0], "_version": [1, 1]}
+    stamps = {"tenant": ["a", "a"], "_timestamp": [0, 0], "_deleted": [False, False]}
+    for rows in (pa.table(images | stamps), None):
+        retriever.messages.put(rows)
+    kind.make_consumer(table.source, info, scan).consume(retriever)
+    (file,) = (tmp_path / "a").iterdir()
+    found = [json.loads(each)["id"] for each in file.read_text().splitlines()]
+    assert (file.stem, found) == (f"{due.to.version:020}", [2, 1])

@@ -166,11 +166,11 @@ def test_snapshot_and_changes_are_each_on_their_shard(deployment):
     assert found == {"mirror_shard_0": (1, 0, 0), "mirror_shard_1": (0, 1, 0), "text": (0, 0, 0)}
 
 
-def test_databases_of_one_server_are_shards_too(clickhouse_url, spark_remote, tmp_path):
+def test_databases_of_one_server_are_shards_too(clickhouse_url, near_spark, tmp_path):
     names = [f"shards_{uuid4().hex[:8]}_{shard}" for shard in (0, 1)]
     shards = parse_endpoints("", " ".join(f"{clickhouse_url}/?database={name}" for name in names))
     deployment = deployment_at(
-        clickhouse_url, spark_remote, tmp_path, endpoint=shards[0], shards=shards
+        clickhouse_url, near_spark, tmp_path, endpoint=shards[0], shards=shards
     )
     table = sharded(deployment, Mirror(sharding=BY_ID, errors="dead_letter"), FullText("name"))
     table.insert(*range(40))
@@ -179,18 +179,25 @@ def test_databases_of_one_server_are_shards_too(clickhouse_url, spark_remote, tm
     check(table)
     database, short = table.source.database, table.source.table
     client = shards[0].get_client()
-    rows = f"`{names[1]}`.`{short}_mirror__rows`"
-    client.command(f"ALTER TABLE {rows} ADD CONSTRAINT no_other CHECK name != 'other'")
+    for each in names:
+        constraint = "ADD CONSTRAINT no_other CHECK name != 'other'"
+        client.command(f"ALTER TABLE `{each}`.`{short}_mirror__rows` {constraint}")
     table.sql("UPDATE {t} SET name = 'other' WHERE id % 3 = 0")
     table.sql("DELETE FROM {t} WHERE id % 5 = 0 AND tenant = 'a'")
     table.follow()
-    letters = find_letters(deployment, [table.source])
-    assert letters
-    assert {each.index for each in letters} == {f"{table.source.name}/mirror_shard_1"}
-    client.command(f"ALTER TABLE {rows} DROP CONSTRAINT no_other")
-    assert [each.error for each in replay_letters(deployment, [table.source], letters)] == [
-        None for _ in letters
-    ]
+    # Letters lie with their shard and are replayed there.
+    letters = find_letters(deployment, [table.source], index=f"{table.source.name}/mirror")
+    assert letters == find_letters(deployment, [table.source])
+    jobs = [f"{table.source.name}/mirror_shard_{shard}" for shard in (0, 1)]
+    for job, name_ in zip(jobs, ("mirror_shard_0", "mirror_shard_1"), strict=True):
+        own = find_letters(deployment, [table.source], index=job)
+        assert own
+        assert own == [each for each in letters if each.index == job]
+        dead = [each.dead for each in table.verdicts() if each.index == name_]
+        assert 0 < sum(dead) <= len(own)
+    for each in names:
+        client.command(f"ALTER TABLE `{each}`.`{short}_mirror__rows` DROP CONSTRAINT no_other")
+    assert {each.error for each in replay_letters(deployment, [table.source], letters)} == {None}
     assert find_letters(deployment, [table.source]) == []
     check(table)
     # An index without sharding lies on the first server.
@@ -202,62 +209,26 @@ def test_databases_of_one_server_are_shards_too(clickhouse_url, spark_remote, tm
     assert found == [(names[0],)]
     there = "SELECT count() FROM system.databases WHERE name = {name:String}"
     assert client.query(there, {"name": database}).result_rows == [(0,)]
-    # It is rebuilt in its own database, and dropped only there.
-    jobs = api(table)
-    assert jobs.rebuild_job(ALL_TENANTS, name(table, "mirror_shard_1"))
+    # Each is rebuilt in its own database, and dropped only there.
+    api(table).rebuild_job(ALL_TENANTS, name(table, "mirror_shard_1"))
     table.follow()
     check(table)
-    assert [tables(table, shard) for shard in (0, 1)] == [
-        {f"{short}_mirror__rows": 0},
-        {f"{short}_mirror__rows_1": 1},
-    ]
-    jobs.unregister_job(ALL_TENANTS, name(table, "mirror_shard_0"))
+    rebuilt = {f"{short}_mirror__rows_1": 1}
+    assert [tables(table, shard) for shard in (0, 1)] == [{f"{short}_mirror__rows": 0}, rebuilt]
+    api(table).unregister_job(ALL_TENANTS, name(table, "mirror_shard_0"))
     without = [replace(table.source, indexes=[])]
     later_ = later(table).deployment
     delete_garbage(later_, without, find_garbage(later_, without))
-    assert [tables(table, shard) for shard in (0, 1)] == [{}, {f"{short}_mirror__rows_1": 1}]
+    assert [tables(table, shard) for shard in (0, 1)] == [{}, rebuilt]
 
 
-def test_a_shard_that_is_down_holds_up_no_other_and_catches_up(table, servers):
+def test_a_shard_that_dies_in_the_middle_of_a_scan_holds_up_no_other_and_catches_up(table, servers):
     table.insert(*range(30))
     table.insert(*range(30), tenant="b")
     table.follow()
-    servers[1].stop()
-    try:
-        table.insert(*range(30, 60))
-        table.sql("DELETE FROM {t} WHERE id < 10")
-        table.follow()
-        jobs = states(table)
-        down, up = jobs["mirror_shard_1"], jobs["mirror_shard_0"]
-        assert (down.state, down.status.code) == (JobState.COMPLETED, UnavailableError.code)
-        assert (up.status.code, up.watermark.version) == (0, table.version)
-        # A later commit reaches the server that is up, while the other waits.
-        table.sql("UPDATE {t} SET name = 'while it is down' WHERE id % 2 = 0")
-        table.follow()
-        in_step = {
-            each.index: each.in_step for each in read_positions(table.deployment, table.source)
-        }
-        assert in_step == {"mirror_shard_0": True, "mirror_shard_1": False}
-        wanted = "SELECT count() FROM {view} WHERE name = 'while it is down'"
-        assert held(table, 0, wanted)[0][0] > 0
-        (verdict, *_) = verdicts = compare_or_raise(
-            table.deployment, table.source, indexes=["mirror_shard_0"]
-        )
-        assert verdict.rows > 0
-        assert all(each.agrees for each in verdicts)
-    finally:
-        servers[1].start()
-    later(table).follow()
-    check(table)
-
-
-def test_a_shard_that_dies_in_the_middle_of_a_scan_holds_up_no_other(table, servers):
-    table.insert(*range(30))
-    table.follow()
     rows = f"{table.source.database}.{table.source.table}_mirror__rows"
-    with insert_gate(
-        lambda sql: table.deployment.endpoints[1].get_client().command(sql), rows
-    ) as gate:
+    second = table.deployment.endpoints[1].get_client()
+    with insert_gate(second.command, rows) as gate:
 
         def kill():
             gate.met.wait(60)
@@ -266,20 +237,41 @@ def test_a_shard_that_dies_in_the_middle_of_a_scan_holds_up_no_other(table, serv
         killer = Thread(target=kill)
         killer.start()
         table.insert(*range(30, 60))
-        table.sql("UPDATE {t} SET name = 'other' WHERE id < 10")
+        table.sql("DELETE FROM {t} WHERE id < 10")
         table.follow()
         killer.join()
         assert gate.met.is_set()
-        jobs = states(table)
-        died, up = jobs["mirror_shard_1"], jobs["mirror_shard_0"]
-        assert (died.state, died.status.code) == (
-            JobState.COMPLETED,
-            UnavailableError.code,
-        )
-        assert (up.status.code, up.watermark.version) == (0, table.version)
+        is_up_alone(table)
+        # A later commit reaches the server that is up, while the other waits.
+        table.sql("UPDATE {t} SET name = 'while it is down' WHERE id % 2 = 0")
+        table.follow()
+        is_up_alone(table)
+        in_step = {
+            each.index: each.in_step for each in read_positions(table.deployment, table.source)
+        }
+        assert in_step == {"mirror_shard_0": True, "mirror_shard_1": False}
+        wanted = "SELECT count() FROM {view} WHERE name = 'while it is down'"
+        assert held(table, 0, wanted)[0][0] > 0
+        verdicts = compare_or_raise(table.deployment, table.source, indexes=["mirror_shard_0"])
+        assert verdicts
+        assert all(each.agrees and each.rows for each in verdicts)
+        # It is still down when its wait is over.
+        waited = later(table)
+        for due in waited.look().dispatches:
+            waited.run(due.iteration, queued_as=due.name)
+        is_up_alone(table)
         servers[1].start()
     later(table).follow()
     check(table)
+
+
+def is_up_alone(table):
+    """Check that the second shard's jobs wait for its server, and the first is in step."""
+    for job in table.jobs():
+        up = job.key.job_name == "mirror_shard_0"
+        assert job.state is JobState.COMPLETED
+        assert job.status.code == (0 if up else UnavailableError.code)
+        assert not up or job.watermark.version == table.version
 
 
 def test_what_was_written_before_a_crash_is_not_written_twice(deployment):
@@ -434,40 +426,14 @@ def test_a_shard_whose_server_is_named_no_more_is_forgotten_without_it(table):
     assert tables(table, 1)
 
 
-def test_letters_lie_with_their_shard_and_are_replayed_there(deployment):
-    table = sharded(deployment, Mirror(errors="dead_letter", sharding=BY_ID))
-    table.insert(*range(4))
-    table.follow()
-    for shard, endpoint in enumerate(deployment.endpoints):
-        rows = f"{table.source.database}.{table.source.table}_mirror__rows"
-        constraint = "ADD CONSTRAINT no_odd CHECK NOT startsWith(name, 'odd')"
-        endpoint.get_client().command(f"ALTER TABLE {rows} {constraint}")
-        assert held(table, shard, "SELECT count() > 0 FROM {view}") == [(True,)]
-    table.insert(*range(10, 20), name="odd")
-    table.follow()
-    found = find_letters(deployment, [table.source])
-    assert {each.index.partition("/")[2] for each in found} == {"mirror_shard_0", "mirror_shard_1"}
-    assert len(found) == 10
-    assert find_letters(deployment, [table.source], index=f"{table.source.name}/mirror") == found
-    only = find_letters(deployment, [table.source], index=f"{table.source.name}/mirror_shard_1")
-    assert 0 < len(only) < 10
-    assert {each.dead for each in table.verdicts()} == {len(only), 10 - len(only)}
-    for endpoint in deployment.endpoints:
-        endpoint.get_client().command(f"ALTER TABLE {rows} DROP CONSTRAINT no_odd")
-    done = replay_letters(deployment, [table.source], found)
-    assert [each.error for each in done] == [None] * 10
-    assert find_letters(deployment, [table.source]) == []
-    check(table)
-
-
-def test_dagster_has_an_asset_a_shard_and_reads_each(table, servers, spark_remote, tmp_path):
+def test_dagster_has_an_asset_a_shard_and_reads_each(table, servers, tmp_path):
     table.insert(*range(20))
     deployment, source = table.deployment, table.source
     iscp = Iscp(
         clickhouse=ClickHouse(urls=" ".join(each.url for each in servers)),
         lake=Lake(root=deployment.lake),
         log=IscpLog(url=f"sqlite:///{tmp_path / 'iscp_log.sqlite'}"),
-        spark=Spark(remote=spark_remote),
+        spark=Spark(remote="sc://127.0.0.1:9"),
     )
     first, second = (get_index_asset_key(source, each) for each in source.indexes)
     assert second.path[-1] == f"{source.table}_mirror_shard_1"

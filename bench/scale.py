@@ -20,7 +20,7 @@ from iscp_dagster.joblog.sql.log import SqlLog
 from iscp_dagster.joblog.sql.tables import ISCP_LOG, to_row
 from iscp_dagster.model.clock import get_utc_now
 from iscp_dagster.model.moment import Moment
-from iscp_dagster.planning.declared import make_job_specs, make_new_jobs
+from iscp_dagster.planning.job_specs import make_job_specs, make_new_jobs
 from iscp_dagster.planning.runner import Runner
 from iscp_dagster.sync.deployment import Deployment
 from sql_transactions.engine import begin_transaction

@@ -13,7 +13,7 @@ from iscp_dagster import Index, Mirror, SourceTable
 from iscp_dagster.api.environment import open_deployment
 from iscp_dagster.clickhouse.tables.ddl import IndexShape
 from iscp_dagster.joblog.iterations import Iteration
-from iscp_dagster.planning.declared import make_job_specs, make_new_jobs
+from iscp_dagster.planning.job_specs import make_job_specs, make_new_jobs
 from iscp_dagster.sync.deployment import Deployment
 from iscp_dagster.sync.interpreter import iterate
 from iscp_dagster.sync.iteration.outcomes import RowDelivery
@@ -112,7 +112,7 @@ class BenchTable:
 
     def unregister_jobs(self, source: SourceTable) -> None:
         """Unregister the jobs, so that another declaration of the table can register its own."""
-        from iscp_dagster.planning.declared import make_job_name
+        from iscp_dagster.planning.job_specs import make_job_name
 
         for index in source.indexes:
             for job in self.deployment.log.list_jobs():

@@ -233,7 +233,7 @@ def _serve(url: str, folder: str) -> None:
 
     from iscp_dagster.serve.access import OpenAccess
     from iscp_dagster.serve.catalog import read_catalog
-    from iscp_dagster.serve.graph.schemas import SchemaCache
+    from iscp_dagster.serve.graph.schema_cache import SchemaCache
     from iscp_dagster.serve.live.service import SubscriptionService
     from iscp_dagster.serve.live.transport.socket import SocketServer
     from iscp_dagster.serve.web.app import GRAPHQL_PATH, GraphQLServerSettings, create_app

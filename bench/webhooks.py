@@ -17,8 +17,8 @@ from iscp_dagster.events.ids import IdScheme
 from iscp_dagster.events.timestamps import SourceTimestamp
 from iscp_dagster.joblog.sql.engine import open_engine
 from iscp_dagster.model.clock import get_utc_now
+from iscp_dagster.webhooks.deliveries import PendingEvent
 from iscp_dagster.webhooks.outbox import Outbox
-from iscp_dagster.webhooks.pending import PendingEvent
 from iscp_dagster.webhooks.sending.signing import build_headers
 from iscp_dagster.webhooks.service import SenderService, run_service
 from sql_transactions.engine import begin_transaction

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 
-from iscp_dagster.clickhouse.kinds.indexes import resolve_index
+from iscp_dagster.clickhouse.kinds.index_kind import resolve_index
 from iscp_dagster.joblog.sql.log import SqlLog
 from iscp_dagster.model.consumers.kinds import get_consumer_kind, is_index, list_declared_kinds
 from iscp_dagster.model.declared.names import list_possible_owners, view_name

@@ -10,7 +10,7 @@ from datetime import timedelta
 from typing import TypeVar
 
 from iscp_dagster.api.wiring import wire_deployment
-from iscp_dagster.batches.factory import is_mismatch_tolerated
+from iscp_dagster.batchstates.factory import is_mismatch_tolerated
 from iscp_dagster.clickhouse.connect.endpoint import ClickHouseEndpoint, parse_endpoints, split_urls
 from iscp_dagster.events.ids import IdScheme
 from iscp_dagster.joblog.sql.log import SqlLog

@@ -14,7 +14,7 @@ from iscp_dagster.model.declared.tables import SourceTable
 from iscp_dagster.model.jobs import Job, JobStatus
 from iscp_dagster.model.moment import START, Moment
 from iscp_dagster.model.states import JobState
-from iscp_dagster.upkeep.comparison import ComparisonResult
+from iscp_dagster.upkeep.verify_tables import ComparisonResult
 
 _UNBUILT = {JobState.PENDING, JobState.RUNNING, JobState.COMPLETED}
 

@@ -17,7 +17,7 @@ from iscp_dagster.joblog.sql.engine import LOG, open_engine
 from iscp_dagster.model.errors import ConfigError
 from iscp_dagster.model.variables import INVOCATIONS_TOKEN, INVOCATIONS_URL
 from iscp_dagster.serviceconsumers.errors import raise_job_errors
-from iscp_dagster.serviceconsumers.runtime import open_client
+from iscp_dagster.serviceconsumers.runtime_client import open_client
 
 IN_LOG = replace(INVOCATIONS_ROLE, name=LOG.name, setting=LOG.setting)
 """The ISCP log's database; its failures raise the errors of durable_invocations."""

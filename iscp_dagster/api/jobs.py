@@ -28,8 +28,8 @@ from iscp_dagster.api.waiting import CommitWait
 from iscp_dagster.delta.checks import check_keys
 from iscp_dagster.delta.log.deltalog import DeltaLog
 from iscp_dagster.joblog.history import HistoryEntry, Usage
+from iscp_dagster.joblog.index_consumer import fit_spec
 from iscp_dagster.joblog.results import SpecUpdateResult
-from iscp_dagster.joblog.sharing import fit_spec
 from iscp_dagster.joblog.updates import SpecUpdate
 from iscp_dagster.model import errors
 from iscp_dagster.model.consumers.kinds import get_consumer_kind
@@ -41,7 +41,7 @@ from iscp_dagster.model.moment import HistoryStart
 from iscp_dagster.model.specs import ConsumerInfo, IterationDetail, JobSpec
 from iscp_dagster.model.states import JobState
 from iscp_dagster.model.variables import DAGSTER_HOME
-from iscp_dagster.planning.declared import add_shard, make_job_spec, make_job_specs
+from iscp_dagster.planning.job_specs import add_shard, make_job_spec, make_job_specs
 from iscp_dagster.planning.table_problems import check_sole
 from iscp_dagster.planning.triggers.plan import check_schedule_settings
 from iscp_dagster.sync.deployment import Deployment

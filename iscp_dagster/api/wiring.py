@@ -6,11 +6,11 @@ from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any
 
-from iscp_dagster.batches.factory import make_opener
+from iscp_dagster.batchstates.factory import make_opener
 from iscp_dagster.clickhouse.connect.endpoint import ClickHouseEndpoint
 from iscp_dagster.events.ids import DEFAULT_IDS, IdScheme
 from iscp_dagster.joblog.sql.log import SqlLog
-from iscp_dagster.serviceconsumers.runtime import open_runtime
+from iscp_dagster.serviceconsumers.runtime_client import open_runtime
 from iscp_dagster.sync.bounds import IterationBounds
 from iscp_dagster.sync.deployment import Deployment
 

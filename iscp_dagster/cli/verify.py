@@ -12,7 +12,7 @@ from iscp_dagster.cli.parts.counting import Limit
 if TYPE_CHECKING:
     from iscp_dagster.model.jobs import Job
     from iscp_dagster.sync.deployment import Deployment
-    from iscp_dagster.upkeep.comparison import RequestedIndexes
+    from iscp_dagster.upkeep.verify_tables import RequestedIndexes
 
 DIFFERS, NOT_COMPARED = 1, 2
 """Exit codes."""
@@ -45,7 +45,7 @@ def verify(
     from iscp_dagster.api.discovery import load_tables
     from iscp_dagster.api.environment import open_deployment
     from iscp_dagster.api.selection import select_indexes
-    from iscp_dagster.cli import show
+    from iscp_dagster.cli import verdicts
     from iscp_dagster.cli.parts.name_checks import check_tenant
     from iscp_dagster.cli.parts.progress import show_progress
     from iscp_dagster.cli.parts.sanitizing import escape_control_chars
@@ -53,7 +53,7 @@ def verify(
     from iscp_dagster.model.consumers.kinds import is_index
     from iscp_dagster.model.errors import IscpError
     from iscp_dagster.spark.session import disconnect
-    from iscp_dagster.upkeep.comparison import compare_tables
+    from iscp_dagster.upkeep.verify_tables import compare_tables
 
     try:
         environ = add_stack_variables(os.environ)
@@ -66,7 +66,7 @@ def verify(
         )
         with show_progress(Console(stderr=True)) as report:
             comparison = compare_tables(deployment, selection, tenant, report)
-        show.print_comparison(comparison, as_json=as_json, differs=differs, limit=limit)
+        verdicts.print_comparison(comparison, as_json=as_json, differs=differs, limit=limit)
         if comparison.empty and tenant is not None:
             tables = {source.name: source for source, _ in selection}
             jobs = [
@@ -76,7 +76,7 @@ def verify(
             ]
             check_tenant(deployment, tables.values(), jobs, tenant)
         if not as_json:
-            show.print_nothing_found(
+            verdicts.print_nothing_found(
                 comparison, tenant, _find_unregistered_jobs(deployment, selection, tenant)
             )
     except IscpError as error:

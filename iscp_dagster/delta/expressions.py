@@ -16,7 +16,7 @@ from functools import lru_cache
 from types import MappingProxyType
 from typing import Any
 
-from iscp_dagster.delta.failures import summarize_message, translate_error
+from iscp_dagster.delta.spark_errors import summarize_message, translate_error
 from iscp_dagster.model.declared.images import IMAGE_COLUMNS, Stage, Transitions, TriggerConditions
 from iscp_dagster.model.declared.schema import (
     SYSTEM_COLUMNS,

@@ -12,7 +12,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from iscp_dagster.delta import checks
-from iscp_dagster.delta.comparing import to_orderable
+from iscp_dagster.delta.comparable_values import to_orderable
 from iscp_dagster.delta.log.files import to_spark_path
 from iscp_dagster.delta.variants import has_variant, render_variants
 from iscp_dagster.model.declared.schema import DELETED, TIMESTAMP, VERSION, DeltaType, parse_schema

@@ -31,7 +31,7 @@ from iscp_dagster.spark.session import disconnect
 from iscp_dagster.sync.deployment import Deployment
 from iscp_dagster.upkeep.outbox import open_outbox
 from iscp_dagster.upkeep.position import JobPosition, read_positions
-from iscp_dagster.upkeep.verify import IndexVerdict, compare_or_raise
+from iscp_dagster.upkeep.verify_indexes import IndexVerdict, compare_or_raise
 
 LOAD_SECONDS = 900
 SYNC_SECONDS = 900

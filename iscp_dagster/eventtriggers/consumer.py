@@ -14,23 +14,23 @@ from iscp_dagster.events.hysteresis import EventType
 from iscp_dagster.events.ids import IdScheme
 from iscp_dagster.eventtriggers.evaluation import TenantRead, TriggerEvaluation, TriggerEvaluator
 from iscp_dagster.eventtriggers.images import build_changes, list_view_columns, read_image_rows
-from iscp_dagster.eventtriggers.recording import PendingEventBuilder
-from iscp_dagster.joblog.sql.active import (
+from iscp_dagster.eventtriggers.pending_events import PendingEventBuilder
+from iscp_dagster.joblog.sql.log import SqlLog
+from iscp_dagster.joblog.sql.trigger_rows import (
     ActiveSet,
     read_active_keys,
     read_active_sets,
     store_active_set,
     store_active_sets,
 )
-from iscp_dagster.joblog.sql.log import SqlLog
 from iscp_dagster.model.clock import Clock
 from iscp_dagster.model.consumers.protocol import DataRetriever, DataType
 from iscp_dagster.model.declared.tables import SourceTable
 from iscp_dagster.model.errors import ConfigError, FeedGoneError, IscpError
 from iscp_dagster.model.jobs import JobKey
 from iscp_dagster.model.specs import ConsumerInfo
+from iscp_dagster.webhooks.deliveries import PendingEvent
 from iscp_dagster.webhooks.outbox import Outbox
-from iscp_dagster.webhooks.pending import PendingEvent
 
 
 @dataclass(frozen=True, kw_only=True)

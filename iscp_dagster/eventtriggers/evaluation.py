@@ -16,7 +16,7 @@ from iscp_dagster.events.hysteresis import (
     InitialMode,
     TriggerMachine,
 )
-from iscp_dagster.joblog.sql.active import ActiveSet
+from iscp_dagster.joblog.sql.trigger_rows import ActiveSet
 from iscp_dagster.model.batch import Range
 from iscp_dagster.model.declared.endpoints import Endpoint
 from iscp_dagster.model.declared.eventtriggers import Trigger

@@ -19,7 +19,7 @@ from iscp_dagster.model.consumers.kinds import is_index
 from iscp_dagster.model.errors import ConfigError, IscpError, NoSuchJobError, WaitError
 from iscp_dagster.model.jobs import Job
 from iscp_dagster.model.specs import JobSpec
-from iscp_dagster.upkeep.comparison import compare_tables
+from iscp_dagster.upkeep.verify_tables import compare_tables
 
 BAD, UNKNOWN, TIMED_OUT, HELD_UP, FAILED = 400, 404, 408, 409, 500
 """The statuses of terminal failures."""

@@ -9,7 +9,7 @@ from dagster import DagsterRun
 
 from iscp_dagster.joblog.renewal import renew_lease
 from iscp_dagster.model.errors import IscpError, RunGoneError
-from iscp_dagster.runs.known_runs import DISPATCH_TAG
+from iscp_dagster.runs.run_names import DISPATCH_TAG
 from iscp_dagster.sync.deployment import Deployment
 
 

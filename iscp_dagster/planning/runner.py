@@ -21,7 +21,7 @@ from iscp_dagster.joblog.history import Bookmark
 from iscp_dagster.joblog.results import ChangedTenants
 from iscp_dagster.model.declared.tables import SourceTable
 from iscp_dagster.model.errors import IscpError
-from iscp_dagster.planning.declared import compute_terms
+from iscp_dagster.planning.job_specs import compute_terms
 from iscp_dagster.planning.joining import DueIteration, join_iterations
 from iscp_dagster.planning.look import (
     Dispatch,

@@ -23,8 +23,8 @@ from iscp_dagster.model.moment import START, Moment
 from iscp_dagster.model.specs import JobSpec
 from iscp_dagster.model.states import JobState
 from iscp_dagster.planning import table_problems
-from iscp_dagster.planning.declared import compute_terms, list_table_specs, make_new_jobs
 from iscp_dagster.planning.effective import compute_effective_jobs, flush_jobs, is_in_step
+from iscp_dagster.planning.job_specs import compute_terms, list_table_specs, make_new_jobs
 from iscp_dagster.planning.joining import DueIteration, bound_iteration
 from iscp_dagster.planning.newcomers import find_latest_moments, set_first_watermarks
 from iscp_dagster.planning.problems import Problem, make_problem

@@ -6,7 +6,7 @@ from collections.abc import Collection
 
 from dagster import DagsterInstance, DagsterRun, DagsterRunStatus
 
-from iscp_dagster.runs.known_runs import find_runs, get_run_names
+from iscp_dagster.runs.run_names import find_runs, get_run_names
 
 
 def cancel_runs(dagster_home: str, names: Collection[str], spared: Collection[str] = ()) -> None:

@@ -17,9 +17,9 @@ from iscp_dagster.runs.internals import (
     LaunchRunContext,
     WorkerStatus,
 )
-from iscp_dagster.runs.known_runs import is_iterating_run
+from iscp_dagster.runs.run_names import is_iterating_run
 from iscp_dagster.runs.server import END, PING, SOCKET_VARIABLE, START, ask
-from iscp_dagster.runs.socket_path import SERVER_TAG, RunServerAddress
+from iscp_dagster.runs.server_address import SERVER_TAG, RunServerAddress
 
 AWAY = (
     "The run server at {socket} does not answer ({error}), so the code server starts runs, which "

@@ -12,7 +12,7 @@ import dagster as dg
 
 from iscp_dagster.model.portions import split_into_portions
 from iscp_dagster.runs.internals import SqliteEventLogStorage
-from iscp_dagster.runs.known_runs import DISPATCH_TAG
+from iscp_dagster.runs.run_names import DISPATCH_TAG
 
 PAGE = 500
 """Runs, or events, fetched at once."""

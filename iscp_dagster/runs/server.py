@@ -27,7 +27,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn
 
 from iscp_dagster.model.errors import UnavailableError
-from iscp_dagster.runs.socket_path import RunServerAddress, lock_address
+from iscp_dagster.runs.server_address import RunServerAddress, lock_address
 
 if TYPE_CHECKING:
     from dagster import DagsterRun

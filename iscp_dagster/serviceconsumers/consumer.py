@@ -23,7 +23,7 @@ from iscp_dagster.serviceconsumers.chunks import (
 )
 from iscp_dagster.serviceconsumers.invoking import StallTimer, TenantInvoker
 from iscp_dagster.serviceconsumers.rows import LineFormatter
-from iscp_dagster.serviceconsumers.services import InvocationRuntime
+from iscp_dagster.serviceconsumers.runtime_protocol import InvocationRuntime
 from iscp_dagster.serviceconsumers.sorting import Sorter
 
 TENANTS = 8

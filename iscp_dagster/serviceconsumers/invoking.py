@@ -14,7 +14,7 @@ from iscp_dagster.model.declared.services import ServiceConsumer
 from iscp_dagster.model.errors import IscpError, SchemaError
 from iscp_dagster.serviceconsumers.chunks import Chunk, JobIdentity
 from iscp_dagster.serviceconsumers.errors import InvocationFailedError, InvocationRefusedError
-from iscp_dagster.serviceconsumers.services import (
+from iscp_dagster.serviceconsumers.runtime_protocol import (
     INVOKED,
     PAUSED,
     InvocationGoingError,

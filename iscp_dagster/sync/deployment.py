@@ -17,7 +17,7 @@ from iscp_dagster.clickhouse.kinds.changes import CALCULATED
 from iscp_dagster.clickhouse.kinds.kind import IndexKind
 from iscp_dagster.clickhouse.tables.ddl import IndexShape
 from iscp_dagster.clickhouse.tables.generations import IndexData
-from iscp_dagster.clickhouse.tables.indexes import IndexStore
+from iscp_dagster.clickhouse.tables.index_store import IndexStore
 from iscp_dagster.clickhouse.tables.ownership import read_definition
 from iscp_dagster.clickhouse.types.nulls import check_table_null_rules
 from iscp_dagster.delta.expressions import analyze_expressions
@@ -31,13 +31,13 @@ from iscp_dagster.model.declared.sharding import get_shard, strip_shard_suffix
 from iscp_dagster.model.declared.tables import Index, SourceTable
 from iscp_dagster.model.errors import ConfigError
 from iscp_dagster.model.specs import ConsumerInfo
-from iscp_dagster.serviceconsumers.services import InvocationRuntime
+from iscp_dagster.serviceconsumers.runtime_protocol import InvocationRuntime
 from iscp_dagster.sync.bounds import DEFAULT_BOUNDS, IterationBounds
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
-    from iscp_dagster.batches.protocol import StateStore
+    from iscp_dagster.batchstates.protocol import StateStore
 
 
 @dataclass(frozen=True, kw_only=True)

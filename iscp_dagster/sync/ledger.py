@@ -11,8 +11,8 @@ from collections.abc import Iterable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
 
-from iscp_dagster.batches.protocol import StateKey, StateStore, StateWrite, StoredState
-from iscp_dagster.clickhouse.kinds.indexes import resolve_index
+from iscp_dagster.batchstates.protocol import StateKey, StateStore, StateWrite, StoredState
+from iscp_dagster.clickhouse.kinds.index_kind import resolve_index
 from iscp_dagster.joblog.iterations import Claim, EarlierBatches, Iteration
 from iscp_dagster.joblog.sql.log import SqlLog
 from iscp_dagster.model.batch import SETTLES, WRITES, BatchRecord, Phase, Range

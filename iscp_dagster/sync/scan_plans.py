@@ -17,7 +17,7 @@ from iscp_dagster.sync.iteration.machine import group_by_job
 from iscp_dagster.sync.iteration.narrowing import get_tenants
 from iscp_dagster.sync.reading.reader import SourceReader
 from iscp_dagster.sync.reading.requests import ReadRequest
-from iscp_dagster.sync.reading.transitions import group_by_view
+from iscp_dagster.sync.reading.views import group_by_view
 
 UNKNOWN = ReadPlan(kind=ReadKind.SNAPSHOT, reason="it is unknown what was written before")
 REPLACED = ReadPlan(kind=ReadKind.SNAPSHOT, reason="a later snapshot is already in place")

@@ -7,8 +7,8 @@ from dataclasses import dataclass, replace
 
 import pyarrow as pa
 
-from iscp_dagster.clickhouse.kinds.indexes import resolve_index
-from iscp_dagster.clickhouse.tables.indexes import IndexStore
+from iscp_dagster.clickhouse.kinds.index_kind import resolve_index
+from iscp_dagster.clickhouse.tables.index_store import IndexStore
 from iscp_dagster.clickhouse.write.consumer import insert_fitted_rows
 from iscp_dagster.clickhouse.write.conversion import fit_rows
 from iscp_dagster.clickhouse.write.letters import DeadLetter, DeadLetters, hash_key
@@ -24,7 +24,7 @@ from iscp_dagster.model.errors import (
 )
 from iscp_dagster.model.jobs import Job, JobID
 from iscp_dagster.model.states import JobState
-from iscp_dagster.planning.declared import make_job_spec
+from iscp_dagster.planning.job_specs import make_job_spec
 from iscp_dagster.planning.problems import to_iscp_error
 from iscp_dagster.sync.deployment import Deployment
 

@@ -17,8 +17,8 @@ from iscp_dagster.model.declared.sharding import format_suffix, get_shard, strip
 from iscp_dagster.model.declared.tables import SourceTable
 from iscp_dagster.model.errors import IscpError, UnavailableError
 from iscp_dagster.model.jobs import Job, JobID
-from iscp_dagster.planning.declared import make_job_name
 from iscp_dagster.planning.effective import compute_effective_jobs, flush_jobs
+from iscp_dagster.planning.job_specs import make_job_name
 from iscp_dagster.planning.problems import make_problem, to_iscp_error
 from iscp_dagster.sync.deployment import Deployment
 from iscp_dagster.sync.ledger import make_state_key

@@ -11,8 +11,8 @@ from typing import Any
 import sqlalchemy as sa
 
 from iscp_dagster.events.timestamps import SourceTimestamp
-from iscp_dagster.webhooks.claims import to_delivery
-from iscp_dagster.webhooks.pending import DeliveryAttempt, EventDelivery
+from iscp_dagster.webhooks.deliveries import DeliveryAttempt, EventDelivery
+from iscp_dagster.webhooks.due_work import to_delivery
 from iscp_dagster.webhooks.tables import (
     ATTEMPTS,
     HAS_ENDED,

@@ -15,9 +15,9 @@ from iscp_dagster.joblog.sql.log import SqlLog
 from iscp_dagster.joblog.sql.tables import ISCP_LEASES
 from iscp_dagster.model.clock import Clock, get_utc_now
 from iscp_dagster.model.errors import ConfigError
-from iscp_dagster.webhooks import claims, history, pending_deliveries, recording
+from iscp_dagster.webhooks import due_work, history, lanes, recording
+from iscp_dagster.webhooks.deliveries import DeliveryAttempt, EventDelivery, PendingEvent
 from iscp_dagster.webhooks.history import DeliveryCount, OutboxSelection
-from iscp_dagster.webhooks.pending import DeliveryAttempt, EventDelivery, PendingEvent
 from iscp_dagster.webhooks.recording import ACTIVE, EndpointState
 from sql_transactions.engine import begin_transaction, prepare_engine
 
@@ -63,7 +63,7 @@ class Outbox:
         `bounds` says how many events of one trigger may wait for an endpoint, by its name. Raises
         OutboxFullError for more; the caller must roll back.
         """
-        pending_deliveries.put(connection, events, bounds or {}, DEFAULT_PENDING)
+        lanes.put(connection, events, bounds or {}, DEFAULT_PENDING)
 
     # For people.
 
@@ -169,7 +169,7 @@ class Outbox:
     def find_waiting(self, endpoints: Collection[str]) -> frozenset[str]:
         """The endpoints for which events wait; fast, however many there are."""
         with self.begin_read() as connection:
-            return frozenset(name for name in endpoints if claims.find_next_due(connection, name))
+            return frozenset(name for name in endpoints if due_work.find_next_due(connection, name))
 
     # For senders.
 
@@ -207,7 +207,7 @@ class Outbox:
         with self.begin_read() as connection:
             states = recording.read_endpoints(connection, endpoints)
             return {
-                name: (state, claims.find_next_due(connection, name))
+                name: (state, due_work.find_next_due(connection, name))
                 for name, state in states.items()
             }
 
@@ -218,8 +218,8 @@ class Outbox:
         room: int,
         busy: Collection[str],
         size: int = 1,
-        make_batch_id: claims.BatchIdMaker | None = None,
-    ) -> list[claims.SenderWork]:
+        make_batch_id: due_work.BatchIdMaker | None = None,
+    ) -> list[due_work.SenderWork]:
         """The due work of an endpoint whose lease the caller holds.
 
         At most `room` pieces of work in lanes that are not `busy`: with `batch_id`, batches of at
@@ -228,9 +228,9 @@ class Outbox:
         now = self.clock()
         if make_batch_id is None:
             with self.begin_read() as connection:
-                return claims.read_due_work(connection, endpoint, now, room=room, busy=busy)
+                return due_work.read_due_work(connection, endpoint, now, room=room, busy=busy)
         with self.begin_write() as connection:
-            return claims.compose_due_batches(
+            return due_work.compose_due_batches(
                 connection,
                 endpoint,
                 now,
@@ -256,7 +256,7 @@ class Outbox:
     def _requeue_chosen(self, selection: OutboxSelection) -> int:
         with self.begin_write() as connection:
             return sum(
-                pending_deliveries.requeue_deliveries(
+                lanes.requeue_deliveries(
                     connection, history.build_conditions(selection), self.clock()
                 )
             )

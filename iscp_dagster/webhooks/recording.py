@@ -15,8 +15,8 @@ from iscp_dagster.webhooks.answers import (
     EndpointHealth,
     MessageVerdict,
 )
-from iscp_dagster.webhooks.claims import WebhookMessage
-from iscp_dagster.webhooks.pending_deliveries import build_number_query, elect, lock
+from iscp_dagster.webhooks.due_work import WebhookMessage
+from iscp_dagster.webhooks.lanes import build_number_query, elect, lock
 from iscp_dagster.webhooks.tables import (
     ENDPOINTS,
     IS_PENDING,

@@ -25,7 +25,7 @@ from iscp_dagster.model.errors import FenceError
 from iscp_dagster.model.jobs import JobID, JobKey
 from iscp_dagster.model.specs import ConsumerInfo, IterationDetail, JobSpec
 from iscp_dagster.model.states import JobState
-from iscp_dagster.planning.declared import make_job_specs
+from iscp_dagster.planning.job_specs import make_job_specs
 from iscp_dagster.planning.look import Dispatch
 from iscp_dagster.planning.runner import Runner
 from iscp_dagster.sync.bounds import IterationBounds

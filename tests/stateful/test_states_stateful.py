@@ -17,7 +17,7 @@ from hypothesis.stateful import (
     run_state_machine_as_test,
 )
 
-from iscp_dagster.batches import StateKey, StateStore, StateWrite, StoredState, make_state_store
+from iscp_dagster.batchstates import StateKey, StateStore, StateWrite, StoredState, make_state_store
 from iscp_dagster.model.batch import BatchRecord, Phase, Range
 from iscp_dagster.model.errors import FenceError
 from iscp_dagster.model.moment import Moment

@@ -8,7 +8,7 @@ from typing import Any
 
 from iscp_dagster.api.facts import format_iso_time
 from iscp_dagster.api.outbox import EndpointSummary
-from iscp_dagster.webhooks.pending import DeliveryAttempt, EventDelivery
+from iscp_dagster.webhooks.deliveries import DeliveryAttempt, EventDelivery
 
 
 def describe_delivery(delivery: EventDelivery) -> dict[str, Any]:

@@ -9,7 +9,7 @@ from iscp_dagster.api.outbox import EndpointSummary
 from iscp_dagster.cli.jobs.show import line
 from iscp_dagster.cli.parts.counting import print_counts
 from iscp_dagster.cli.parts.tables import Listing, format_time, print_facts, print_listing
-from iscp_dagster.webhooks.pending import DeliveryAttempt, EventDelivery
+from iscp_dagster.webhooks.deliveries import DeliveryAttempt, EventDelivery
 
 _FULL = "%Y-%m-%d %H:%M:%S UTC"
 _SHORT = "%m-%d %H:%M:%S"

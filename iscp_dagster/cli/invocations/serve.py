@@ -77,7 +77,7 @@ def serve(
 
     require_extra("serve", "`iscp invocations serve`")
     from durable_invocations.runtime.settings import RuntimeSettings
-    from iscp_dagster.jobservices import server
+    from iscp_dagster.jobservices import runtime_server
     from iscp_dagster.jobservices.app import build_services_app
     from iscp_dagster.local.stack.environment import add_stack_variables
     from iscp_dagster.serve.web.server import log_to_stderr
@@ -90,14 +90,14 @@ def serve(
         cap=retry_cap,
         attempts=retry_attempts or None,
     )
-    settings = server.build_settings(
+    settings = runtime_server.build_settings(
         environ,
         host,
         runtime=RuntimeSettings(policy=policy),
         retention=_parse_retention(keep),
         services=None if no_own_services else build_services_app(environ),
     )
-    server.serve(settings, host, port, typer.echo, follow=follow)
+    runtime_server.serve(settings, host, port, typer.echo, follow=follow)
 
 
 def _parse_retention(text: str) -> timedelta:

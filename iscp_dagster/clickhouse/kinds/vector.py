@@ -156,6 +156,6 @@ class Vector(IndexKind):
 
     def fit_rows(self, target: InsertTarget, rows: pa.Table) -> pa.Table:
         """Check every live vector; mark the rows without one, and give them fillers."""
-        from iscp_dagster.clickhouse.kinds.lengths import fit_vectors
+        from iscp_dagster.clickhouse.kinds.vector_rows import fit_vectors
 
         return fit_vectors(target, rows, self.vector, self.dimension, NO_VECTOR)

@@ -20,7 +20,7 @@ from iscp_dagster.clickhouse.connect.barrier import Barrier
 from iscp_dagster.clickhouse.connect.engines import ALL_ROWS, render_replacing_engine
 from iscp_dagster.clickhouse.connect.quoting import quote_identifier, quote_string
 from iscp_dagster.clickhouse.kinds.kind import IndexKind, render_settings
-from iscp_dagster.clickhouse.tables.parts import check_subcolumns
+from iscp_dagster.clickhouse.tables.subcolumns import check_subcolumns
 from iscp_dagster.clickhouse.types import nulls
 from iscp_dagster.clickhouse.types.storage import StoredType, resolve_stored_type
 from iscp_dagster.clickhouse.types.type_parser import FLOATS

@@ -13,9 +13,9 @@ from typing import Any
 
 from iscp_dagster.clickhouse.connect.barrier import build_epoch_settings
 from iscp_dagster.clickhouse.connect.endpoint import ClickHouseEndpoint
-from iscp_dagster.clickhouse.connect.gate import TableBarrier
 from iscp_dagster.clickhouse.connect.portions import split_names
 from iscp_dagster.clickhouse.connect.quoting import quote_identifier, quote_string
+from iscp_dagster.clickhouse.connect.table_barrier import TableBarrier
 from iscp_dagster.clickhouse.tables.ddl import MADE_BY, SETTINGS, format_table_name
 from iscp_dagster.clickhouse.tables.staging import ATTEMPT, make_attempt_id
 from iscp_dagster.model.declared.kinds import list_view_suffixes

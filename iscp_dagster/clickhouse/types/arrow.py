@@ -7,7 +7,7 @@ from collections.abc import Mapping
 import pyarrow as pa
 from deltalake import Schema
 
-from iscp_dagster.clickhouse.types.types import to_clickhouse_type
+from iscp_dagster.clickhouse.types.default_types import to_clickhouse_type
 from iscp_dagster.model.declared.schema import parse_schema
 from iscp_dagster.model.errors import SchemaError
 

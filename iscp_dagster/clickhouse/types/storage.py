@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from iscp_dagster.clickhouse.types.cells import CELLS, Cell, find_cell, get_family
+from iscp_dagster.clickhouse.types.default_types import to_clickhouse_type
 from iscp_dagster.clickhouse.types.nulls import EMPTY, FLAG, JSON, is_composite
 from iscp_dagster.clickhouse.types.type_parser import (
     ClickHouseType,
@@ -13,7 +14,6 @@ from iscp_dagster.clickhouse.types.type_parser import (
     build_type,
     parse_type,
 )
-from iscp_dagster.clickhouse.types.types import to_clickhouse_type
 from iscp_dagster.model.declared.schema import Array, Decimal, DeltaType, Map, Primitive, Struct
 from iscp_dagster.model.errors import SchemaError
 

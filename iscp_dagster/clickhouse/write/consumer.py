@@ -23,7 +23,7 @@ from iscp_dagster.clickhouse.write.chunks import cut_pieces, hash_rows
 from iscp_dagster.clickhouse.write.conversion import fit_keys, fit_rows
 from iscp_dagster.clickhouse.write.inserts import call_with_retries, insert
 from iscp_dagster.clickhouse.write.letters import DeadLetters, Refusal, get_tenant
-from iscp_dagster.clickhouse.write.placement import Placement
+from iscp_dagster.clickhouse.write.shard_selection import Placement
 from iscp_dagster.clickhouse.write.targets import Target
 from iscp_dagster.clickhouse.write.tenant_split import bisect_tenants, get_row_tenants
 from iscp_dagster.clickhouse.write.tokens import make_chunk_token

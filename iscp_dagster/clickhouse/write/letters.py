@@ -23,9 +23,9 @@ import pyarrow.compute as pc
 from iscp_dagster.clickhouse.connect.barrier import Barrier
 from iscp_dagster.clickhouse.connect.endpoint import ClickHouseEndpoint
 from iscp_dagster.clickhouse.connect.engines import render_replacing_engine
-from iscp_dagster.clickhouse.connect.gate import TableBarrier
 from iscp_dagster.clickhouse.connect.portions import split_names
 from iscp_dagster.clickhouse.connect.quoting import quote_identifier
+from iscp_dagster.clickhouse.connect.table_barrier import TableBarrier
 from iscp_dagster.clickhouse.types.formatting import format_row
 from iscp_dagster.clickhouse.write.chunks import hash_rows
 from iscp_dagster.clickhouse.write.inserts import insert

@@ -13,10 +13,10 @@ import sqlalchemy as sa
 
 from iscp_dagster.joblog import iterations, lifecycle
 from iscp_dagster.joblog.history import Bookmark, HistoryEntry, Usage, make_entry
+from iscp_dagster.joblog.index_consumer import check_shared_consumer, fit_spec
 from iscp_dagster.joblog.leases import DEFAULT_LEASES, LeaseDurations
 from iscp_dagster.joblog.results import ChangedTenants, SpecUpdateResult
-from iscp_dagster.joblog.sharing import check_shared_consumer, fit_spec
-from iscp_dagster.joblog.sql import active, leases
+from iscp_dagster.joblog.sql import leases, trigger_rows
 from iscp_dagster.joblog.sql.engine import ENSURE_LOCK, LOG, open_engine
 from iscp_dagster.joblog.sql.flush import flush
 from iscp_dagster.joblog.sql.job_history import (
@@ -25,6 +25,12 @@ from iscp_dagster.joblog.sql.job_history import (
     read_history,
     read_run_tenants,
     read_usage,
+)
+from iscp_dagster.joblog.sql.standing import (
+    delete_standing,
+    insert_standing,
+    put_standing,
+    read_standing_specs,
 )
 from iscp_dagster.joblog.sql.statements import (
     COLUMNS,
@@ -44,12 +50,6 @@ from iscp_dagster.joblog.sql.statements import (
     write_back,
 )
 from iscp_dagster.joblog.sql.tables import ISCP_LOG, METADATA, from_row, to_row
-from iscp_dagster.joblog.sql.templates import (
-    delete_standing,
-    insert_standing,
-    put_standing,
-    read_standing_specs,
-)
 from iscp_dagster.joblog.updates import SpecUpdate
 from iscp_dagster.model.batch import SAME_LAYOUT, Layout, Range
 from iscp_dagster.model.clock import Clock, NewId, get_utc_now, make_id
@@ -731,7 +731,7 @@ class SqlLog:
             return 0
         same_key = (column == sa.bindparam(f"at_{column.key}") for column in key_columns)
         with self._begin_transaction(writes=True) as connection:
-            active.delete_active_sets(connection, {job.key: job.registration for job in jobs})
+            trigger_rows.delete_active_sets(connection, {job.key: job.registration for job in jobs})
             return connection.execute(statement.where(*same_key, ~LIVE), values).rowcount
 
     def _update_matching(

@@ -32,8 +32,8 @@ from iscp_dagster.local.services.settings import (
 )
 from iscp_dagster.model.variables import DAGSTER_HOME
 from iscp_dagster.runs.server import SOCKET_VARIABLE, report_left_behind_runs
+from iscp_dagster.runs.server_address import RunServerAddress
 from iscp_dagster.runs.shutdown import ENDING_VARIABLE
-from iscp_dagster.runs.socket_path import RunServerAddress
 
 _MODULE = "iscp_dagster.definitions"
 _STORAGE = """

@@ -25,7 +25,7 @@ from iscp_dagster.local.services.settings import (
     redact_address,
 )
 from iscp_dagster.local.services.state import Condition, ServiceState, StackState
-from iscp_dagster.local.stack import ending, own_servers, plan, ports
+from iscp_dagster.local.stack import http_servers, iteration_cancellation, plan, ports
 from iscp_dagster.local.supervise.supervisor import Supervisor
 from iscp_dagster.model.errors import UnavailableError
 from iscp_dagster.model.variables import LAKE
@@ -60,7 +60,7 @@ def run(settings: StackSettings, watch: Watch) -> StackState | None:
             with ports.block_ipv6_ports(plan.get_own_ports(settings).values()):
                 asyncio.run(_supervise_services(services, state_writer, lock, settings))
         finally:
-            ending.cancel_iterations(settings)
+            iteration_cancellation.cancel_iterations(settings)
             state_writer.set_condition(Condition.DOWN)
         return state_writer.state
 
@@ -77,9 +77,9 @@ def build(settings: StackSettings) -> list[Service]:
         dagster_server.prepare(settings)
         services += dagster_server.build_services(settings)
     if GRAPHQL in settings.services:
-        services.append(own_servers.build_graphql_service(settings))
+        services.append(http_servers.build_graphql_service(settings))
     if INVOCATIONS in settings.services:
-        services.append(own_servers.build_invocations_service(settings))
+        services.append(http_servers.build_invocations_service(settings))
     for service in services:
         logs.rotate(service.log)
     return services

@@ -14,8 +14,8 @@ from iscp_dagster.local.services import logs
 from iscp_dagster.local.services.service import Service
 from iscp_dagster.local.services.state import Condition, ServiceState
 from iscp_dagster.local.supervise import warded_command
-from iscp_dagster.local.supervise.stopped import resume_stopped
-from iscp_dagster.local.supervise.vigil import HealthMonitor, RestartPolicy, read_note
+from iscp_dagster.local.supervise.health_monitor import HealthMonitor, RestartPolicy, read_note
+from iscp_dagster.local.supervise.suspended import resume_stopped
 from iscp_dagster.local.supervise.warded_command import WardedProcess
 from iscp_dagster.model.errors import UnavailableError
 

@@ -17,7 +17,7 @@ from iscp_dagster.location.names import (
 from iscp_dagster.location.run_context import hold_run_lease
 from iscp_dagster.model.declared.tables import Index, SourceTable
 from iscp_dagster.sync.deployment import Deployment
-from iscp_dagster.upkeep.verify import ComparisonFailure, IndexVerdict, compare_indexes
+from iscp_dagster.upkeep.verify_indexes import ComparisonFailure, IndexVerdict, compare_indexes
 
 CHECK = "agrees_with_source"
 

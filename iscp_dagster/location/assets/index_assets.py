@@ -38,7 +38,7 @@ from iscp_dagster.location.outs import ParentFirstOutputs, build_asset_out
 from iscp_dagster.location.run_context import hold_run_lease
 from iscp_dagster.model.declared.lineage import find_parents
 from iscp_dagster.model.declared.tables import SourceTable
-from iscp_dagster.runs.known_runs import tag_if_by_hand
+from iscp_dagster.runs.run_names import tag_if_by_hand
 from iscp_dagster.sync.deployment import Deployment
 from iscp_dagster.sync.iteration.outcomes import RowDelivery
 

@@ -11,7 +11,7 @@ from typing import Any
 import dagster as dg
 
 from iscp_dagster.clickhouse.connect.quoting import quote_identifier
-from iscp_dagster.clickhouse.tables.indexes import IndexStore
+from iscp_dagster.clickhouse.tables.index_store import IndexStore
 from iscp_dagster.location.assets.iterations import InStepJob
 from iscp_dagster.location.assets.metadata import build_consumer_metadata
 from iscp_dagster.location.frames import Frame, build_frame_table, get_database_and_table, to_arrow

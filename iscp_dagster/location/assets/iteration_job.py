@@ -22,7 +22,7 @@ from iscp_dagster.location.internals import UnresolvedAssetJobDefinition
 from iscp_dagster.location.run_context import hold_run_lease
 from iscp_dagster.model.consumers.kinds import get_consumer_kind
 from iscp_dagster.model.declared.tables import SourceTable
-from iscp_dagster.runs.known_runs import DISPATCH_TAG, tag_if_by_hand
+from iscp_dagster.runs.run_names import DISPATCH_TAG, tag_if_by_hand
 from iscp_dagster.sync.deployment import Deployment
 from iscp_dagster.sync.iteration.outcomes import RowDelivery
 

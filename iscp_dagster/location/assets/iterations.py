@@ -22,8 +22,8 @@ from iscp_dagster.model.errors import FenceError
 from iscp_dagster.model.jobs import Job, JobKey
 from iscp_dagster.model.moment import Moment
 from iscp_dagster.model.states import JobState
-from iscp_dagster.planning.declared import make_job_specs, make_new_jobs
 from iscp_dagster.planning.effective import compute_effective_jobs, flush_jobs
+from iscp_dagster.planning.job_specs import make_job_specs, make_new_jobs
 from iscp_dagster.planning.joining import (
     DueIteration,
     bound_iteration,
@@ -32,7 +32,7 @@ from iscp_dagster.planning.joining import (
 )
 from iscp_dagster.planning.newcomers import find_latest_moments, set_first_watermarks
 from iscp_dagster.planning.table_problems import check_sole
-from iscp_dagster.runs.known_runs import DISPATCH_TAG, find_runs, get_run_names, is_first
+from iscp_dagster.runs.run_names import DISPATCH_TAG, find_runs, get_run_names, is_first
 from iscp_dagster.sync.deployment import Deployment
 from iscp_dagster.sync.interpreter import iterate
 from iscp_dagster.sync.iteration.outcomes import RowDelivery

@@ -12,7 +12,7 @@ from iscp_dagster.delta.log.deltalog import DeltaLog
 from iscp_dagster.model.declared.schema import DeltaField
 from iscp_dagster.model.declared.tables import SourceTable
 from iscp_dagster.model.errors import IscpError
-from iscp_dagster.serviceconsumers.services import INVOKED
+from iscp_dagster.serviceconsumers.runtime_protocol import INVOKED
 from iscp_dagster.sync.deployment import Deployment
 from iscp_dagster.upkeep.outbox import describe_events
 

@@ -44,8 +44,8 @@ from iscp_dagster.model.states import JobState
 from iscp_dagster.planning.effective import compute_effective_jobs
 from iscp_dagster.planning.problems import make_problem
 from iscp_dagster.planning.table_problems import find_problems
-from iscp_dagster.runs.known_runs import ACTIVE_STATUSES
-from iscp_dagster.serviceconsumers.services import INVOKED
+from iscp_dagster.runs.run_names import ACTIVE_STATUSES
+from iscp_dagster.serviceconsumers.runtime_protocol import INVOKED
 from iscp_dagster.sync.deployment import Deployment
 from iscp_dagster.sync.iteration.outcomes import RowDelivery
 

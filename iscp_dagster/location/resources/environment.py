@@ -8,7 +8,7 @@ from typing import Any
 from dagster import EnvVar
 
 from iscp_dagster.api.environment import parse_bounds
-from iscp_dagster.batches.factory import is_mismatch_tolerated
+from iscp_dagster.batchstates.factory import is_mismatch_tolerated
 from iscp_dagster.events.ids import IdScheme
 from iscp_dagster.location.names import CLICKHOUSE
 from iscp_dagster.location.resources.iscp import ClickHouse, ClickHouseTables, Iscp, IscpLog, Lake

@@ -18,7 +18,7 @@ from iscp_dagster.location.names import get_partitions_name
 from iscp_dagster.model.declared.tables import SourceTable
 from iscp_dagster.planning.look import Dispatch, LookResult
 from iscp_dagster.planning.runner import Runner
-from iscp_dagster.runs.known_runs import DISPATCH_TAG
+from iscp_dagster.runs.run_names import DISPATCH_TAG
 from iscp_dagster.sync.deployment import Deployment
 
 _NO_TICK = re.compile(r"\d{8}_\d{6}")

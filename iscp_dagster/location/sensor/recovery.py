@@ -20,7 +20,7 @@ from iscp_dagster.model.declared.tables import SourceTable
 from iscp_dagster.model.errors import RunGoneError
 from iscp_dagster.model.states import JobState
 from iscp_dagster.runs.cancel import report_orphan
-from iscp_dagster.runs.known_runs import ACTIVE_STATUSES, find_runs, get_run_names
+from iscp_dagster.runs.run_names import ACTIVE_STATUSES, find_runs, get_run_names
 from iscp_dagster.sync.deployment import Deployment
 
 GONE = "This run's process is gone or hangs. The next iteration continues its work."

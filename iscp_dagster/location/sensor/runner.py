@@ -36,7 +36,7 @@ from iscp_dagster.model.declared.tables import SourceTable
 from iscp_dagster.planning.look import Dispatch, LookResult
 from iscp_dagster.planning.reporter import Reporter
 from iscp_dagster.planning.runner import Runner
-from iscp_dagster.runs.known_runs import DISPATCH_TAG, ensure_instance_name
+from iscp_dagster.runs.run_names import DISPATCH_TAG, ensure_instance_name
 from iscp_dagster.runs.shutdown import is_ending
 from iscp_dagster.sync.deployment import Deployment
 

@@ -25,7 +25,7 @@ CONSUMERS = "iscp_dagster.consumers"
 """The entry point group in which packages offer consumers that need no kind of their own."""
 GROUP = "iscp_dagster.consumer_kinds"
 """The entry point group in which packages offer kinds; an entry's name is the type of its jobs."""
-INDEX = "iscp_dagster.clickhouse.kinds.indexes:Indexes"
+INDEX = "iscp_dagster.clickhouse.kinds.index_kind:Indexes"
 DECLARED = {
     TRIGGER: "iscp_dagster.eventtriggers.kind:EventTriggerKind",
     SERVICE: "iscp_dagster.serviceconsumers.kind:ServiceConsumerKind",

@@ -21,7 +21,7 @@ from graphql import (
 from graphql.validation.validate import ValidationAbortedError
 
 from iscp_dagster.model.errors import IscpError
-from iscp_dagster.serve.graph.schemas import ServedSchema
+from iscp_dagster.serve.graph.schema_cache import ServedSchema
 
 PARSE, VALIDATION, BAD_INPUT = "GRAPHQL_PARSE_FAILED", "GRAPHQL_VALIDATION_FAILED", "BAD_USER_INPUT"
 TOO_COMPLEX, NOT_BUILT = "QUERY_TOO_COMPLEX", "NOT_BUILT"

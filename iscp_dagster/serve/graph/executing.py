@@ -8,7 +8,7 @@ from typing import Any
 from graphql import ExecutionResult, GraphQLResolveInfo, execute_sync
 
 from iscp_dagster.serve.graph.documents import TOO_COMPLEX, ValidatedDocument, make_document_error
-from iscp_dagster.serve.graph.schemas import ServedSchema
+from iscp_dagster.serve.graph.schema_cache import ServedSchema
 from iscp_dagster.serve.reads.caps import RequestContext
 
 

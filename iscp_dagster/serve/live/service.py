@@ -17,9 +17,9 @@ from iscp_dagster.serve.live.errors import SubscriptionError
 from iscp_dagster.serve.live.feed import PAGE, IndexFeed
 from iscp_dagster.serve.live.hub import FeedHub
 from iscp_dagster.serve.live.images import ImageReader
+from iscp_dagster.serve.live.messages import ChangeFilter, ChangeMessage
 from iscp_dagster.serve.live.reading import ChangeHistory
 from iscp_dagster.serve.live.ring import MOST_ENTRIES, PATIENCE_SECONDS, Ring
-from iscp_dagster.serve.live.row_changes import ChangeFilter, ChangeMessage
 from iscp_dagster.serve.live.subscription import PROGRESS_SECONDS, Subscription
 from iscp_dagster.serve.served_index import ServedIndex
 from iscp_dagster.serve.where import parse_where

@@ -19,10 +19,10 @@ from iscp_dagster.serve.live.cursor import (
 )
 from iscp_dagster.serve.live.errors import PositionExpiredError, SubscriberTooSlowError
 from iscp_dagster.serve.live.feed import IndexFeed
+from iscp_dagster.serve.live.messages import INSERT, PROGRESS, ChangeFilter, ChangeMessage
 from iscp_dagster.serve.live.positions import START, ChangePosition, Positions, is_kept
 from iscp_dagster.serve.live.reading import ChangeHistory, read_next_page
 from iscp_dagster.serve.live.ring import RingEntry, RingReader
-from iscp_dagster.serve.live.row_changes import INSERT, PROGRESS, ChangeFilter, ChangeMessage
 
 OLDEST = "oldest"
 PROGRESS_SECONDS = 1.0

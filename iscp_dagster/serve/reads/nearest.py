@@ -7,8 +7,8 @@ from dataclasses import dataclass
 from typing import Any
 
 from iscp_dagster.clickhouse.connect.quoting import quote_identifier
-from iscp_dagster.clickhouse.kinds.lengths import LARGEST
 from iscp_dagster.clickhouse.kinds.searching import Neighbourhood
+from iscp_dagster.clickhouse.kinds.vector_rows import LARGEST
 from iscp_dagster.clickhouse.types.type_parser import parse_type
 from iscp_dagster.model.errors import IscpError
 from iscp_dagster.serve import scalars

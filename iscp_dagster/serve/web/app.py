@@ -19,7 +19,7 @@ from asgi_guards.draining import DrainMiddleware
 from iscp_dagster.model.errors import ConfigError
 from iscp_dagster.model.variables import ALLOWED_HOSTS
 from iscp_dagster.serve.access import Access, OpenAccess
-from iscp_dagster.serve.graph.schemas import SchemaCache
+from iscp_dagster.serve.graph.schema_cache import SchemaCache
 from iscp_dagster.serve.web.graphiql import GraphiQLPage, is_page_request
 from iscp_dagster.serve.web.graphql_http import GraphQLOverHTTP, HttpBounds
 

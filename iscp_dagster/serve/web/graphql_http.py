@@ -25,7 +25,7 @@ from iscp_dagster.serve.graph.client_errors import (
 )
 from iscp_dagster.serve.graph.documents import DocumentError, DocumentLimits, validate_document
 from iscp_dagster.serve.graph.executing import execute_query
-from iscp_dagster.serve.graph.schemas import SchemaCache
+from iscp_dagster.serve.graph.schema_cache import SchemaCache
 from iscp_dagster.serve.reads.caps import Caps, RequestContext
 from iscp_dagster.serve.web.requests import (
     RESPONSE,

@@ -21,7 +21,7 @@ from iscp_dagster.model.variables import CLICKHOUSE_URL, CLICKHOUSE_URLS, LAKE, 
 from iscp_dagster.serve.access import load_access
 from iscp_dagster.serve.catalog import ServedCatalog
 from iscp_dagster.serve.graph.schema import create_schema
-from iscp_dagster.serve.graph.schemas import CatalogLoader, SchemaCache
+from iscp_dagster.serve.graph.schema_cache import CatalogLoader, SchemaCache
 from iscp_dagster.serve.live.service import SubscriptionService
 from iscp_dagster.serve.live.transport.socket import SocketServer
 from iscp_dagster.serve.web.app import (
@@ -31,7 +31,7 @@ from iscp_dagster.serve.web.app import (
     check_host,
     create_app,
 )
-from iscp_dagster.serve.web.reload import end_when_changed
+from iscp_dagster.serve.web.declaration_watch import end_when_changed
 from iscp_dagster.webhooks.service import SenderService, run_service
 
 HOST, PORT = "127.0.0.1", 4000

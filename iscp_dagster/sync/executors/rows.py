@@ -12,7 +12,7 @@ from iscp_dagster.clickhouse.connect.endpoint import ClickHouseEndpoint
 from iscp_dagster.clickhouse.types.storage import StoredType
 from iscp_dagster.clickhouse.types.texts import normalize_json_columns
 from iscp_dagster.clickhouse.types.wire import decode_rows, respell_column
-from iscp_dagster.clickhouse.write.placement import Placement
+from iscp_dagster.clickhouse.write.shard_selection import Placement
 from iscp_dagster.spark.columns import Mapped
 
 

@@ -18,7 +18,7 @@ from iscp_dagster.model.moment import Moment
 from iscp_dagster.sync.reading.requests import ReadRequest
 
 if TYPE_CHECKING:
-    from iscp_dagster.clickhouse.tables.indexes import IndexStore
+    from iscp_dagster.clickhouse.tables.index_store import IndexStore
 
 ONE_AT_FAULT = frozenset({FeedGoneError.code, UnreadableError.code, OvertakenError.code})
 """The codes of temporary errors that one tenant may cause: its files, or its job that was taken."""

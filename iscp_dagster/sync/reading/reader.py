@@ -12,8 +12,8 @@ from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
 
-from iscp_dagster.clickhouse.kinds.indexes import resolve_index
-from iscp_dagster.clickhouse.tables.indexes import IndexStore
+from iscp_dagster.clickhouse.kinds.index_kind import resolve_index
+from iscp_dagster.clickhouse.tables.index_store import IndexStore
 from iscp_dagster.clickhouse.types.nulls import REFUSE, get_null_rule, is_composite
 from iscp_dagster.clickhouse.write.chunks import (
     FEWEST_TASKS,
@@ -23,15 +23,15 @@ from iscp_dagster.clickhouse.write.chunks import (
     compute_chunks_per_task,
 )
 from iscp_dagster.delta import feedscan, filescan
+from iscp_dagster.delta import images as delta_transitions
 from iscp_dagster.delta import reader as delta_reader
-from iscp_dagster.delta import transitions as delta_transitions
 from iscp_dagster.delta.checks import CHANGE_COLUMNS, check_source, is_reserved
-from iscp_dagster.delta.failures import wrap_spark_errors
 from iscp_dagster.delta.feed import plan_read
+from iscp_dagster.delta.images import ViewRead
 from iscp_dagster.delta.log.commit import FeedFile
 from iscp_dagster.delta.log.deltalog import DeltaLog
 from iscp_dagster.delta.read_plans import ReadKind, ReadPlan, group_by_plan, select_tenants
-from iscp_dagster.delta.transitions import ViewRead
+from iscp_dagster.delta.spark_errors import wrap_spark_errors
 from iscp_dagster.model.batch import BatchRecord, Layout, Phase, Range
 from iscp_dagster.model.consumers.kinds import get_consumer_kind, is_index
 from iscp_dagster.model.declared.images import Transitions
@@ -46,7 +46,7 @@ from iscp_dagster.spark.session import count_cores
 from iscp_dagster.sync.deployment import Deployment
 from iscp_dagster.sync.executors.rows import pass_through
 from iscp_dagster.sync.reading.requests import ReadRequest
-from iscp_dagster.sync.reading.transitions import (
+from iscp_dagster.sync.reading.views import (
     check_timestamps,
     get_transitions,
     list_image_columns,

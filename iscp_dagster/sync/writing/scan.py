@@ -10,11 +10,11 @@ from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
-from iscp_dagster.clickhouse.tables.indexes import IndexStore
+from iscp_dagster.clickhouse.tables.index_store import IndexStore
 from iscp_dagster.clickhouse.tables.staging import make_attempt_id
 from iscp_dagster.clickhouse.write.consumer import IndexConsumer
-from iscp_dagster.delta.failures import wrap_spark_errors
 from iscp_dagster.delta.filescan import NotPlainError
+from iscp_dagster.delta.spark_errors import wrap_spark_errors
 from iscp_dagster.model.batch import WRITES
 from iscp_dagster.model.consumers.kinds import ScanContext, get_consumer_kind, is_index
 from iscp_dagster.model.consumers.protocol import Consumer, DataType
@@ -46,8 +46,8 @@ from iscp_dagster.sync.reading.reader import (
     make_build_name,
 )
 from iscp_dagster.sync.reading.requests import ReadRequest
-from iscp_dagster.sync.reading.transitions import get_transitions
-from iscp_dagster.sync.writing.index_claims import ConsumerClaims
+from iscp_dagster.sync.reading.views import get_transitions
+from iscp_dagster.sync.writing.consumer_claims import ConsumerClaims
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession

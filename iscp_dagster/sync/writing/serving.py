@@ -6,9 +6,9 @@ from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass, field
 
 from iscp_dagster.clickhouse.connect.endpoint import ClickHouseEndpoint
-from iscp_dagster.clickhouse.kinds.indexes import resolve_index
+from iscp_dagster.clickhouse.kinds.index_kind import resolve_index
 from iscp_dagster.clickhouse.tables.generations import find_outdated_views
-from iscp_dagster.clickhouse.tables.indexes import IndexStore
+from iscp_dagster.clickhouse.tables.index_store import IndexStore
 from iscp_dagster.model.consumers.kinds import is_index
 from iscp_dagster.model.declared.sharding import format_suffix
 from iscp_dagster.model.declared.tables import SourceTable

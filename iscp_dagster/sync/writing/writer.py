@@ -13,10 +13,10 @@ from iscp_dagster.sync.iteration import commands
 from iscp_dagster.sync.iteration.narrowing import ScanGroup
 from iscp_dagster.sync.iteration.outcomes import RowDelivery
 from iscp_dagster.sync.reading.reader import SourceReader
-from iscp_dagster.sync.writing.index_claims import find_lost_claims
-from iscp_dagster.sync.writing.row_counts import settle_scan
+from iscp_dagster.sync.writing.consumer_claims import find_lost_claims
 from iscp_dagster.sync.writing.scan import drop_staging_tables, scan_group
 from iscp_dagster.sync.writing.serving import serve_when_built
+from iscp_dagster.sync.writing.settling import settle_scan
 
 LOGGER = logging.getLogger(__name__)
 

@@ -17,7 +17,7 @@ from iscp_dagster.webhooks.answers import (
     MessageVerdict,
     decide_outcome,
 )
-from iscp_dagster.webhooks.claims import BatchIdMaker, SenderWork, WebhookMessage, split_batch
+from iscp_dagster.webhooks.due_work import BatchIdMaker, SenderWork, WebhookMessage, split_batch
 from iscp_dagster.webhooks.recording import AttemptResult, EndpointState
 from iscp_dagster.webhooks.sending.posting import Poster
 

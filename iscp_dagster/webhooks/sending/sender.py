@@ -16,7 +16,7 @@ import anyio
 from iscp_dagster.model.clock import Clock, get_utc_now
 from iscp_dagster.model.declared.endpoints import Endpoint
 from iscp_dagster.model.errors import UnavailableError
-from iscp_dagster.webhooks.claims import BatchIdMaker
+from iscp_dagster.webhooks.due_work import BatchIdMaker
 from iscp_dagster.webhooks.outbox import Outbox
 from iscp_dagster.webhooks.sending.endpoint_worker import EndpointWorker, Random
 from iscp_dagster.webhooks.sending.posting import Poster

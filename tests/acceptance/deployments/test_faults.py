@@ -18,13 +18,13 @@ import pytest
 from deltalake import DeltaTable, write_deltalake
 
 from iscp_dagster import Mirror
-from iscp_dagster.batches.sql import SqlStates
+from iscp_dagster.batchstates.sql import SqlStates
 from iscp_dagster.local.services.settings import CLICKHOUSE, RUNS
 from iscp_dagster.location.names import TABLE_TAG, TENANTS_TAG
 from iscp_dagster.model.errors import UnavailableError
 from iscp_dagster.model.states import JobState
 from iscp_dagster.upkeep.position import read_positions
-from iscp_dagster.upkeep.verify import compare_or_raise
+from iscp_dagster.upkeep.verify_indexes import compare_or_raise
 from support.errors import raises_naming
 from support.jobs.deployment import Deployed
 from support.lake.delta_tables import Table, deployment_at, one_by_one, publish_one

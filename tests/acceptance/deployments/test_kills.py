@@ -22,7 +22,7 @@ from iscp_dagster.local.stack.running import build
 from iscp_dagster.model.errors import IscpError
 from iscp_dagster.spark.session import get_shared_session
 from iscp_dagster.upkeep.position import read_positions
-from iscp_dagster.upkeep.verify import compare_or_raise
+from iscp_dagster.upkeep.verify_indexes import compare_or_raise
 from support.lake.delta_tables import Table
 from support.services.stack import Stack, jars_folder, wait_for
 from support.services.stack_processes import (

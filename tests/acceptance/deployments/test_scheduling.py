@@ -30,7 +30,7 @@ from iscp_dagster.model.jobs import Job, JobID
 from iscp_dagster.model.moment import START
 from iscp_dagster.model.specs import JobSpec
 from iscp_dagster.model.states import Event, JobState
-from iscp_dagster.planning.declared import make_new_jobs
+from iscp_dagster.planning.job_specs import make_new_jobs
 from iscp_dagster.upkeep.position import read_positions
 from runtime_support.endpoints.asgi_servers import uvicorn_of
 from support.errors import assert_names

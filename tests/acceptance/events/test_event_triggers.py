@@ -13,7 +13,7 @@ from iscp_dagster.events.ids import IdScheme
 from iscp_dagster.events.timestamps import SourceTimestamp
 from iscp_dagster.joblog.iterations import FailedStep
 from iscp_dagster.location.assets.io_manager import build_outcome_metadata
-from iscp_dagster.planning.declared import make_job_specs, make_new_jobs
+from iscp_dagster.planning.job_specs import make_job_specs, make_new_jobs
 from iscp_dagster.webhooks.tables import ISCP_OUTBOX
 from support.errors import assert_names
 from support.lake.deals_table import TENANTS, dealings

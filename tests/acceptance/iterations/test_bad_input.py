@@ -9,8 +9,8 @@ from pyspark.errors.exceptions.connect import SparkConnectException
 from iscp_dagster import FullText, Mirror, Vector, View
 from iscp_dagster.clickhouse.connect.endpoint import ClickHouseEndpoint
 from iscp_dagster.clickhouse.connect.failures import RefusedRowsError
-from iscp_dagster.delta.failures import wrap_spark_errors
 from iscp_dagster.delta.read_plans import ReadKind
+from iscp_dagster.delta.spark_errors import wrap_spark_errors
 from iscp_dagster.joblog.iterations import FailedStep
 from iscp_dagster.model.declared.linking.attach import index_of_view
 from iscp_dagster.model.errors import (

@@ -12,8 +12,8 @@ from iscp_dagster.api.jobs import Jobs
 from iscp_dagster.api.names import ALL_TENANTS
 from iscp_dagster.cli.jobs import json as job_json
 from iscp_dagster.cli.jobs import show as job_show
-from iscp_dagster.clickhouse.kinds.indexes import resolve_index
-from iscp_dagster.clickhouse.tables.indexes import IndexStore
+from iscp_dagster.clickhouse.kinds.index_kind import resolve_index
+from iscp_dagster.clickhouse.tables.index_store import IndexStore
 from iscp_dagster.delta.log.deltalog import DeltaLog
 from iscp_dagster.delta.read_plans import ReadKind
 from iscp_dagster.joblog.iterations import FailedStep

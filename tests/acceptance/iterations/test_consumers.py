@@ -26,7 +26,7 @@ from iscp_dagster.model.specs import ConsumerInfo, IterationDetail, JobSpec
 from iscp_dagster.model.states import JobState
 from iscp_dagster.planning.look import Dispatch
 from iscp_dagster.sync.executors.retriever import ConsumerScan, Retriever
-from iscp_dagster.upkeep.comparison import compare_tables
+from iscp_dagster.upkeep.verify_tables import compare_tables
 from support.errors import assert_names
 from support.lake.delta_tables import Table
 from support.paths import DOCS

@@ -11,7 +11,7 @@ from iscp_dagster import FullText, Mirror
 from iscp_dagster.api.jobs import Jobs
 from iscp_dagster.cli.main import app
 from iscp_dagster.clickhouse.connect.failures import RefusedRowsError
-from iscp_dagster.clickhouse.tables.indexes import IndexStore
+from iscp_dagster.clickhouse.tables.index_store import IndexStore
 from iscp_dagster.delta.read_plans import ReadKind
 from iscp_dagster.model.errors import FenceError, IscpError, UnrepeatableError
 from iscp_dagster.sync.iteration.outcomes import RowDelivery

@@ -10,7 +10,7 @@ from deltalake import write_deltalake
 from iscp_dagster import FullText, Mirror, Vector
 from iscp_dagster.api.jobs import ALL_TENANTS, Jobs
 from iscp_dagster.clickhouse.tables.generations import IndexData
-from iscp_dagster.clickhouse.tables.indexes import IndexStore
+from iscp_dagster.clickhouse.tables.index_store import IndexStore
 from iscp_dagster.joblog.iterations import Iteration
 from iscp_dagster.joblog.updates import SpecUpdate
 from iscp_dagster.model.errors import ConfigError, SchemaError, WaitError

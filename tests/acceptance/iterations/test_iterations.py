@@ -14,10 +14,10 @@ from deltalake import write_deltalake
 
 from iscp_dagster import FullText, Mirror, Vector
 from iscp_dagster.api.jobs import Jobs
-from iscp_dagster.clickhouse.tables.indexes import IndexStore
+from iscp_dagster.clickhouse.tables.index_store import IndexStore
 from iscp_dagster.clickhouse.tables.staging import make_attempt_id
-from iscp_dagster.delta.failures import wrap_spark_errors
 from iscp_dagster.delta.read_plans import ReadKind
+from iscp_dagster.delta.spark_errors import wrap_spark_errors
 from iscp_dagster.joblog.iterations import FailedStep
 from iscp_dagster.joblog.updates import SpecUpdate
 from iscp_dagster.location.assets.io_manager import build_outcome_metadata
@@ -29,7 +29,7 @@ from iscp_dagster.model.states import Event, JobState
 from iscp_dagster.spark.guard import interrupt_when_lost
 from iscp_dagster.sync.bounds import IterationBounds
 from iscp_dagster.sync.iteration.outcomes import RowDelivery
-from iscp_dagster.upkeep import verify as verification
+from iscp_dagster.upkeep import verify_indexes as verification
 from iscp_dagster.upkeep.maintenance import delete_garbage, find_garbage
 from iscp_dagster.upkeep.position import read_positions
 from iscp_dagster.upkeep.progress import Progress, read_progress

@@ -8,7 +8,7 @@ import pytest
 
 from iscp_dagster import FullText, Mirror
 from iscp_dagster.clickhouse.connect.endpoint import ClickHouseEndpoint
-from iscp_dagster.clickhouse.tables.indexes import IndexStore
+from iscp_dagster.clickhouse.tables.index_store import IndexStore
 from iscp_dagster.clickhouse.write.inserts import ATTEMPTS
 from iscp_dagster.delta.read_plans import ReadKind
 from iscp_dagster.joblog.iterations import FailedStep

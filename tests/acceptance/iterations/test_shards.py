@@ -30,7 +30,7 @@ from iscp_dagster.upkeep.dead_letters import find_letters, replay_letters
 from iscp_dagster.upkeep.maintenance import delete_garbage, find_garbage
 from iscp_dagster.upkeep.position import read_positions
 from iscp_dagster.upkeep.progress import Progress, read_progress
-from iscp_dagster.upkeep.verify import compare_or_raise
+from iscp_dagster.upkeep.verify_indexes import compare_or_raise
 from support.lake.delta_tables import Table, deployment_at
 from support.lake.row_writer import ANYWAY
 from support.services.clickhouse_servers import running_servers

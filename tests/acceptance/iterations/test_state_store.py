@@ -8,8 +8,8 @@ from datetime import timedelta
 import pytest
 
 from iscp_dagster import Mirror
-from iscp_dagster.batches.keepermap import KeeperMapStates
-from iscp_dagster.batches.sql import SqlStates
+from iscp_dagster.batchstates.keepermap import KeeperMapStates
+from iscp_dagster.batchstates.sql import SqlStates
 from iscp_dagster.clickhouse.connect.quoting import quote_identifier
 from iscp_dagster.joblog.iterations import FailedStep
 from iscp_dagster.model.batch import Case, Phase

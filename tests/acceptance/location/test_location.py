@@ -48,7 +48,7 @@ from iscp_dagster.location.resources.spark import Spark
 from iscp_dagster.model.jobs import JobID
 from iscp_dagster.model.specs import ConsumerInfo, IterationDetail, JobSpec
 from iscp_dagster.model.states import JobState
-from iscp_dagster.runs.known_runs import DISPATCH_TAG
+from iscp_dagster.runs.run_names import DISPATCH_TAG
 from iscp_dagster.webhooks.outbox import Outbox
 from iscp_dagster.webhooks.tables import ISCP_OUTBOX, OUTBOX, DeliveryState
 from runtime_support.manual_clock import NOON

@@ -8,7 +8,7 @@ from iscp_dagster.delta.read_plans import ReadKind
 from iscp_dagster.model.states import JobState
 from iscp_dagster.planning.runner import Runner
 from iscp_dagster.upkeep.position import read_positions
-from iscp_dagster.upkeep.verify import compare_or_raise
+from iscp_dagster.upkeep.verify_indexes import compare_or_raise
 from support.lake.delta_tables import FEED, Table, kinds
 
 TWO_ROWS = "VALUES ('a', 0), ('b', 1) AS rows(tenant, id)"

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from iscp_dagster import Mirror
-from iscp_dagster.delta.comparing import to_comparable, to_orderable
+from iscp_dagster.delta.comparable_values import to_comparable, to_orderable
 from iscp_dagster.joblog.iterations import FailedStep
 from iscp_dagster.model.declared.schema import parse_schema
 from iscp_dagster.model.errors import KeyColumnError

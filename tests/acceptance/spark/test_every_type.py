@@ -4,7 +4,7 @@ from iscp_dagster import Mirror
 from iscp_dagster.delta.read_plans import ReadKind
 from iscp_dagster.model.errors import SchemaError
 from iscp_dagster.sync.iteration.outcomes import RowDelivery
-from iscp_dagster.upkeep.verify import compare_or_raise
+from iscp_dagster.upkeep.verify_indexes import compare_or_raise
 from support.lake.delta_tables import TYPES, Table, kinds, typed_columns, typed_rows
 from support.lake.row_writer import ANYWAY
 from support.spark.fake_spark import NearSpark

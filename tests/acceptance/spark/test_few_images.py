@@ -6,9 +6,9 @@ import pytest
 
 from iscp_dagster.delta.expressions import analyze_expressions
 from iscp_dagster.delta.feedscan import plan_rows
+from iscp_dagster.delta.images import ViewRead, build_images, read_images
 from iscp_dagster.delta.log.deltalog import DeltaLog
 from iscp_dagster.delta.reader import TableSelection
-from iscp_dagster.delta.transitions import ViewRead, build_images, read_images
 from iscp_dagster.model.declared.images import Stage, Transitions, TriggerConditions
 from iscp_dagster.spark.session import get_shared_session
 from support.lake.delta_tables import TYPES, typed_columns, typed_rows

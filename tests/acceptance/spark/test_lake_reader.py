@@ -14,7 +14,6 @@ from pathlib import Path
 import pyarrow as pa
 import pytest
 
-from iscp_dagster.delta.failures import wrap_spark_errors
 from iscp_dagster.delta.feed import plan_read
 from iscp_dagster.delta.feedscan import plan_feed
 from iscp_dagster.delta.filescan import plan_tasks
@@ -22,6 +21,7 @@ from iscp_dagster.delta.log.commits import format_commit_name
 from iscp_dagster.delta.log.deltalog import DeltaLog
 from iscp_dagster.delta.read_plans import ReadKind
 from iscp_dagster.delta.reader import TableSelection, read_changes, read_snapshot
+from iscp_dagster.delta.spark_errors import wrap_spark_errors
 from iscp_dagster.model.declared.schema import Primitive
 from iscp_dagster.model.errors import (
     ConfigError,

@@ -8,7 +8,7 @@ import pytest
 from iscp_dagster import Mirror
 from iscp_dagster.delta import reader
 from iscp_dagster.model.moment import Moment
-from iscp_dagster.upkeep.verify import compare_or_raise
+from iscp_dagster.upkeep.verify_indexes import compare_or_raise
 from support.lake.delta_tables import Table, deployment_at, rows
 from support.lake.row_writer import ANYWAY
 from support.spark.fake_spark import NearSpark, changes, near, snapshot

@@ -7,7 +7,7 @@ from iscp_dagster.delta.checks import is_reserved
 from iscp_dagster.delta.read_plans import ReadKind
 from iscp_dagster.spark.quoting import quote_identifier, quote_string
 from iscp_dagster.sync.iteration.outcomes import RowDelivery
-from iscp_dagster.upkeep.verify import compare_or_raise
+from iscp_dagster.upkeep.verify_indexes import compare_or_raise
 from support.lake.delta_tables import FEED, Table
 
 MAPPED = f"{FEED}, delta.columnMapping.mode = 'name'"

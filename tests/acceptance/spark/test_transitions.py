@@ -8,9 +8,9 @@ from types import SimpleNamespace
 import pytest
 
 from iscp_dagster.delta.expressions import analyze_expressions
+from iscp_dagster.delta.images import ViewRead, read_base, read_images
 from iscp_dagster.delta.log.deltalog import DeltaLog
 from iscp_dagster.delta.reader import TableSelection
-from iscp_dagster.delta.transitions import ViewRead, read_base, read_images
 from iscp_dagster.model.declared.images import Stage, Transitions, TriggerConditions
 from iscp_dagster.model.errors import ConfigError
 from iscp_dagster.model.moment import Moment

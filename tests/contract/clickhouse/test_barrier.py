@@ -18,8 +18,8 @@ from iscp_dagster.clickhouse.connect.failures import (
     ClickHouseError,
     OvertakenError,
 )
-from iscp_dagster.clickhouse.connect.gate import ALL_REPLICAS_SETTINGS, RACES, TableBarrier
 from iscp_dagster.clickhouse.connect.quoting import quote_identifier
+from iscp_dagster.clickhouse.connect.table_barrier import ALL_REPLICAS_SETTINGS, RACES, TableBarrier
 from iscp_dagster.clickhouse.write.inserts import insert
 from support.errors import raises_naming
 from support.services.fault_proxy import faulty
@@ -190,8 +190,8 @@ def test_what_was_let_in_before_is_awaited(make):
 
 
 def test_what_does_not_end_is_killed_and_nothing_is_published_before_it_has(make, monkeypatch):
-    monkeypatch.setattr("iscp_dagster.clickhouse.connect.gate.GRACE_SECONDS", 0.3)
-    monkeypatch.setattr("iscp_dagster.clickhouse.connect.gate.KILL_SECONDS", 0.3)
+    monkeypatch.setattr("iscp_dagster.clickhouse.connect.table_barrier.GRACE_SECONDS", 0.3)
+    monkeypatch.setattr("iscp_dagster.clickhouse.connect.table_barrier.KILL_SECONDS", 0.3)
     gate = make(sleep=lambda _: None)
     with insert_gate(gate.endpoint.get_client().command, f"barred.{gate.table}") as door:
         outcome = start_insert(gate, door)

@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 from iscp_dagster import Mirror
 from iscp_dagster.clickhouse.connect.endpoint import ClickHouseEndpoint
 from iscp_dagster.clickhouse.connect.failures import OvertakenError
-from iscp_dagster.clickhouse.tables.indexes import IndexStore
+from iscp_dagster.clickhouse.tables.index_store import IndexStore
 from iscp_dagster.clickhouse.tables.staging import make_attempt_id
 from iscp_dagster.clickhouse.write import inserts
 from iscp_dagster.clickhouse.write.consumer import IndexConsumer
@@ -30,7 +30,7 @@ from iscp_dagster.model.moment import START, Moment
 from iscp_dagster.model.specs import ConsumerInfo, IterationDetail, JobSpec
 from iscp_dagster.sync.executors.retriever import ConsumerScan
 from iscp_dagster.sync.executors.writer import TaskWriter
-from iscp_dagster.sync.writing.index_claims import ConsumerClaims
+from iscp_dagster.sync.writing.consumer_claims import ConsumerClaims
 from support.jobs.log_rows import advance, complete, log_in_memory
 from support.lake.row_writer import (
     add_system_columns,

@@ -20,7 +20,7 @@ from iscp_dagster.clickhouse.connect.failures import (
 )
 from iscp_dagster.clickhouse.connect.quoting import quote_identifier
 from iscp_dagster.clickhouse.tables.ddl import IndexShape
-from iscp_dagster.clickhouse.tables.indexes import IndexStore
+from iscp_dagster.clickhouse.tables.index_store import IndexStore
 from iscp_dagster.clickhouse.write.inserts import (
     ATTEMPTS,
     INSERT_SETTINGS,
@@ -29,7 +29,7 @@ from iscp_dagster.clickhouse.write.inserts import (
     insert,
 )
 from iscp_dagster.clickhouse.write.letters import DeadLetters
-from iscp_dagster.clickhouse.write.placement import Placement
+from iscp_dagster.clickhouse.write.shard_selection import Placement
 from iscp_dagster.model.batch import Range
 from iscp_dagster.model.declared.sharding import Sharding
 from iscp_dagster.model.errors import IscpError, SchemaError, UnavailableError

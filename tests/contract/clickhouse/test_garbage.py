@@ -15,7 +15,7 @@ from iscp_dagster.clickhouse.connect.failures import ClickHouseError
 from iscp_dagster.clickhouse.tables.generations import IndexData
 from iscp_dagster.model.errors import IscpError
 from iscp_dagster.model.jobs import JobID, NewJob
-from iscp_dagster.planning.declared import make_job_specs
+from iscp_dagster.planning.job_specs import make_job_specs
 from iscp_dagster.upkeep.maintenance import JOB_RETENTION, delete_garbage, find_garbage
 from support.errors import assert_names
 from support.jobs.one_table import in_memory

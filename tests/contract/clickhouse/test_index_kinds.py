@@ -12,7 +12,7 @@ from test_index_tables import FIELDS, read_ids, rows
 
 import resources
 from iscp_dagster import Mirror, SourceTable, SourceTableComponent
-from iscp_dagster.clickhouse.kinds.indexes import resolve_index
+from iscp_dagster.clickhouse.kinds.index_kind import resolve_index
 from iscp_dagster.clickhouse.kinds.searching import Search
 from iscp_dagster.location.component.schema import build_table_model
 from iscp_dagster.model.consumers.kinds import get_consumer_kind, is_index
@@ -21,7 +21,7 @@ from iscp_dagster.model.errors import ConfigError, SchemaError
 from iscp_dagster.model.specs import ConsumerInfo
 from iscp_dagster.model.variables import ALLOWED_HOSTS
 from iscp_dagster.serve.catalog import read_catalog
-from iscp_dagster.serve.graph.schemas import SchemaCache
+from iscp_dagster.serve.graph.schema_cache import SchemaCache
 from iscp_dagster.serve.web.app import GraphQLServerSettings, create_app
 from support.errors import assert_names, raises_naming
 from support.lake.row_writer import build_store, query, write

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from iscp_dagster import Mirror, SourceTable
 from iscp_dagster.clickhouse.tables.ddl import IndexShape
-from iscp_dagster.clickhouse.tables.indexes import IndexStore
+from iscp_dagster.clickhouse.tables.index_store import IndexStore
 from iscp_dagster.clickhouse.types.texts import (
     format_ipv6,
     is_canonical_ipv6,

@@ -19,11 +19,11 @@ from iscp_dagster.clickhouse.connect.endpoint import ClickHouseEndpoint
 from iscp_dagster.clickhouse.connect.external import build_external_data
 from iscp_dagster.clickhouse.connect.failures import ClickHouseError
 from iscp_dagster.clickhouse.tables.ddl import IndexShape
-from iscp_dagster.clickhouse.tables.indexes import IndexStore
+from iscp_dagster.clickhouse.tables.index_store import IndexStore
 from iscp_dagster.clickhouse.types.wire import encode_column
 from iscp_dagster.clickhouse.write.ambiguous_changes import FRESH
 from iscp_dagster.clickhouse.write.letters import DeadLetters
-from iscp_dagster.clickhouse.write.placement import render_hash
+from iscp_dagster.clickhouse.write.shard_selection import render_hash
 from iscp_dagster.model.declared.schema import Array, Primitive
 from iscp_dagster.model.declared.sharding import FUNCTIONS
 from iscp_dagster.model.declared.tables import expand_shards

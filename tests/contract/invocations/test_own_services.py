@@ -15,7 +15,7 @@ from durable_invocations.client.client import Client
 from durable_invocations.client.errors import InvocationRefusedError
 from iscp_dagster.api.invocations import open_invocations_client
 from iscp_dagster.cli.checkup import inspect_invocations, run_inspection
-from iscp_dagster.jobservices.server import (
+from iscp_dagster.jobservices.runtime_server import (
     OWN,
     SERVICES,
     build_settings,
@@ -24,7 +24,7 @@ from iscp_dagster.jobservices.server import (
 )
 from iscp_dagster.model.errors import ConfigError, UnavailableError
 from iscp_dagster.model.variables import INVOCATIONS_TOKEN, INVOCATIONS_URL, LOG_URL
-from iscp_dagster.serviceconsumers.runtime import open_runtime
+from iscp_dagster.serviceconsumers.runtime_client import open_runtime
 from runtime_support.endpoints.asgi_servers import uvicorn_of
 from runtime_support.endpoints.lying_runtimes import http, lying
 from runtime_support.runtimes.live_runtime import DEADLINE, asked_for, until

@@ -4,13 +4,13 @@ from dataclasses import replace
 
 import pytest
 
-from iscp_dagster.joblog.sql.active import (
+from iscp_dagster.joblog.sql.statements import KEYS_PER_STATEMENT
+from iscp_dagster.joblog.sql.trigger_rows import (
     ActiveSet,
     read_active_keys,
     read_active_sets,
     store_active_set,
 )
-from iscp_dagster.joblog.sql.statements import KEYS_PER_STATEMENT
 from support.jobs.log_rows import T0, add, key, name
 
 JOB = key("alerts")

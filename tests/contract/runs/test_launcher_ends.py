@@ -7,9 +7,9 @@ from dagster import DagsterInstance, DagsterRun, DagsterRunStatus
 from dagster._core.errors import DagsterUserCodeUnreachableError
 from dagster._core.test_utils import create_run_for_test
 
-from iscp_dagster.runs.known_runs import BY_HAND_TAG, DISPATCH_TAG, tag_if_by_hand
 from iscp_dagster.runs.launcher import WarmRunLauncher
-from iscp_dagster.runs.socket_path import RunServerAddress
+from iscp_dagster.runs.run_names import BY_HAND_TAG, DISPATCH_TAG, tag_if_by_hand
+from iscp_dagster.runs.server_address import RunServerAddress
 
 DISPATCHED = {DISPATCH_TAG: "one"}
 

@@ -23,11 +23,11 @@ from dagster._core.definitions.reconstruct import ReconstructableJob
 from dagster._core.errors import DagsterInvariantViolationError, DagsterUserCodeUnreachableError
 from dagster._core.launcher.base import LaunchRunContext, WorkerStatus
 
-from iscp_dagster.runs import launcher, server, socket_path
+from iscp_dagster.runs import launcher, server, server_address
 from iscp_dagster.runs.alembic_cache import cache_migrations
 from iscp_dagster.runs.launcher import WarmRunLauncher
 from iscp_dagster.runs.server import END, LEFT_BEHIND, PING, SOCKET_VARIABLE, START, ask
-from iscp_dagster.runs.socket_path import SERVER_TAG, RunServerAddress
+from iscp_dagster.runs.server_address import SERVER_TAG, RunServerAddress
 from support.errors import assert_names, raises_naming
 from support.services.stack import wait_for
 
@@ -430,7 +430,7 @@ def test_a_second_server_at_a_socket_ends_and_leaves_the_first_one_s_runs_alone(
     served, monkeypatch
 ):
     run, _ = served.launch_waiting()
-    monkeypatch.setattr(socket_path, "TAKE_SECONDS", 0)
+    monkeypatch.setattr(server_address, "TAKE_SECONDS", 0)
     with pytest.raises(SystemExit) as caught:
         server.main(served.socket)
     assert_names(caught.value.code, served.socket, f"{served.socket}.lock")

@@ -17,7 +17,7 @@ from iscp_dagster.serve.catalog import ServedCatalog
 from iscp_dagster.serve.columns import build_column
 from iscp_dagster.serve.graph.client_errors import log_and_describe_error
 from iscp_dagster.serve.graph.documents import DocumentLimits
-from iscp_dagster.serve.graph.schemas import SchemaCache
+from iscp_dagster.serve.graph.schema_cache import SchemaCache
 from iscp_dagster.serve.reads.caps import Caps
 from iscp_dagster.serve.rows import QueryLimits, query_rows
 from iscp_dagster.serve.web.app import GraphQLServerSettings, create_app

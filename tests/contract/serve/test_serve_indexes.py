@@ -13,10 +13,10 @@ from iscp_dagster.model.declared.schema import DeltaField, Primitive
 from iscp_dagster.model.declared.tables import expand_shards
 from iscp_dagster.serve.access import FunctionAccess
 from iscp_dagster.serve.catalog import read_catalog
-from iscp_dagster.serve.graph.schemas import CatalogLoader, SchemaCache
+from iscp_dagster.serve.graph.schema_cache import CatalogLoader, SchemaCache
 from iscp_dagster.serve.live.images import Span
+from iscp_dagster.serve.live.messages import ChangeFilter
 from iscp_dagster.serve.live.positions import ChangePosition
-from iscp_dagster.serve.live.row_changes import ChangeFilter
 from iscp_dagster.serve.live.service import build_image_reader
 from iscp_dagster.serve.web.app import GraphQLServerSettings, create_app
 from support.errors import assert_names

@@ -22,8 +22,8 @@ from iscp_dagster.model.variables import INVOCATIONS_URL
 from iscp_dagster.serviceconsumers import invoking
 from iscp_dagster.serviceconsumers.consumer import InvokingConsumer
 from iscp_dagster.serviceconsumers.errors import InvocationFailedError
-from iscp_dagster.serviceconsumers.runtime import RuntimeClient, open_runtime
-from iscp_dagster.serviceconsumers.services import InvocationGoingError
+from iscp_dagster.serviceconsumers.runtime_client import RuntimeClient, open_runtime
+from iscp_dagster.serviceconsumers.runtime_protocol import InvocationGoingError
 from runtime_support.endpoints.lying_runtimes import LIES, http, lied_to
 from runtime_support.endpoints.scripted_service import Scripted
 from support.errors import assert_names, raises_naming

@@ -10,7 +10,7 @@ from iscp_dagster.api.jobs import Jobs
 from iscp_dagster.jobservices.services import build_index_object, build_iscp_service
 from iscp_dagster.jobservices.steps import Steps
 from iscp_dagster.model.declared.linking.attach import Declarations
-from iscp_dagster.serviceconsumers.runtime import RuntimeClient
+from iscp_dagster.serviceconsumers.runtime_client import RuntimeClient
 from runtime_support.runtimes.live_runtime import running
 from support.errors import raises_naming
 from support.lake.delta_tables import Table, deployment_at

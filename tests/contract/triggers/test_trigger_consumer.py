@@ -7,13 +7,13 @@ import pytest
 import sqlalchemy as sa
 
 from iscp_dagster.events.timestamps import SourceTimestamp
-from iscp_dagster.eventtriggers.recording import PendingEventBuilder
-from iscp_dagster.joblog.sql.active import store_active_set
+from iscp_dagster.eventtriggers.pending_events import PendingEventBuilder
+from iscp_dagster.joblog.sql.trigger_rows import store_active_set
 from iscp_dagster.model.clock import get_utc_now
 from iscp_dagster.model.consumers.kinds import get_consumer_kind
 from iscp_dagster.model.errors import FeedGoneError, FenceError, SchemaError, UnavailableError
+from iscp_dagster.webhooks.deliveries import OutboxFullError
 from iscp_dagster.webhooks.outbox import Outbox
-from iscp_dagster.webhooks.pending import OutboxFullError
 from support.errors import assert_names, raises_naming
 from support.jobs.one_table import in_memory
 from support.lake.image_rows import GONE, Alerts, Trades

@@ -7,13 +7,13 @@ from pathlib import Path
 import pytest
 
 from iscp_dagster import Mirror
-from iscp_dagster.cli import show
+from iscp_dagster.cli import verdicts
 from iscp_dagster.clickhouse.connect.failures import ClickHouseError
 from iscp_dagster.delta.log.deltalog import DeltaLog
 from iscp_dagster.model.errors import ConfigError, FeedGoneError
-from iscp_dagster.upkeep import verify as verification
-from iscp_dagster.upkeep.comparison import compare_tables
-from iscp_dagster.upkeep.verify import MovingError, compare_indexes, compare_or_raise
+from iscp_dagster.upkeep import verify_indexes as verification
+from iscp_dagster.upkeep.verify_indexes import MovingError, compare_indexes, compare_or_raise
+from iscp_dagster.upkeep.verify_tables import compare_tables
 from support.errors import assert_names, raises_naming
 from support.lake.delta_tables import Table, deployment_at
 from support.lake.row_writer import ANYWAY
@@ -60,7 +60,7 @@ def print_text(capsys):
     """Give a function that returns what is printed of a comparison, in one line."""
 
     def print_one(comparison):
-        show.print_comparison(comparison, as_json=False)
+        verdicts.print_comparison(comparison, as_json=False)
         return " ".join(capsys.readouterr().out.split())
 
     return print_one

@@ -4,7 +4,7 @@ import dagster as dg
 
 from iscp_dagster.location.assets.checks import _build_evaluations
 from iscp_dagster.model.errors import SourceError
-from iscp_dagster.upkeep.verify import ComparisonFailure, IndexVerdict
+from iscp_dagster.upkeep.verify_indexes import ComparisonFailure, IndexVerdict
 from support.errors import assert_names
 
 

@@ -2,8 +2,8 @@
 
 import sqlalchemy as sa
 
-from iscp_dagster.webhooks import pending_deliveries
-from iscp_dagster.webhooks.pending import OutboxFullError
+from iscp_dagster.webhooks import lanes
+from iscp_dagster.webhooks.deliveries import OutboxFullError
 from iscp_dagster.webhooks.tables import ISCP_OUTBOX, OUTBOX, DeliveryState
 from sql_transactions.engine import begin_transaction
 from support.errors import raises_naming
@@ -65,7 +65,7 @@ def test_a_body_of_any_size_comes_back_byte_by_byte(outbox):
 
 def test_large_bodies_are_put_few_at_a_time(outbox, monkeypatch):
     """PostgreSQL takes 256 MB of JSON at once, and events of any size must get in."""
-    monkeypatch.setattr(pending_deliveries, "BODIES_PER_STATEMENT", 2 * len(event(1).body))
+    monkeypatch.setattr(lanes, "BODIES_PER_STATEMENT", 2 * len(event(1).body))
     statements = []
     sa.event.listen(
         outbox.engine, "before_cursor_execute", lambda *args: statements.append(args[2])

@@ -6,7 +6,7 @@ from asgi_guards.testing import run_server
 from durable_invocations.runtime.sql.database import open_database
 from durable_invocations.runtime.sql.store import SqlStore
 from durable_invocations.runtime.timers import SteadyClock
-from iscp_dagster.jobservices.server import build_application, build_settings
+from iscp_dagster.jobservices.runtime_server import build_application, build_settings
 from iscp_dagster.model.variables import INVOCATIONS_TOKEN, LOG_URL
 from runtime_support.endpoints.asgi_servers import bound
 

@@ -22,7 +22,7 @@ from iscp_dagster.location.assets.iterations import Iterations
 from iscp_dagster.model.declared.tables import Index
 from iscp_dagster.model.errors import IscpError
 from iscp_dagster.model.jobs import Job
-from iscp_dagster.planning.declared import make_job_specs, make_new_jobs
+from iscp_dagster.planning.job_specs import make_job_specs, make_new_jobs
 from iscp_dagster.planning.joining import split_iteration
 from iscp_dagster.planning.runner import LookResult, Runner
 from iscp_dagster.spark import quoting
@@ -42,7 +42,7 @@ from iscp_dagster.sync.ledger import BatchLedger
 from iscp_dagster.sync.reading.reader import SourceReader
 from iscp_dagster.sync.writing.writer import IndexWriter
 from iscp_dagster.upkeep.position import read_positions
-from iscp_dagster.upkeep.verify import IndexVerdict, compare_or_raise
+from iscp_dagster.upkeep.verify_indexes import IndexVerdict, compare_or_raise
 from support.spark.fake_spark import NearSpark
 
 FEED = "delta.enableChangeDataFeed = true, delta.enableInCommitTimestamps = true"

@@ -19,15 +19,15 @@ from iscp_dagster.events.ids import IdScheme
 from iscp_dagster.eventtriggers.consumer import TriggerConsumer
 from iscp_dagster.eventtriggers.evaluation import TriggerEvaluator
 from iscp_dagster.joblog.iterations import Iteration
-from iscp_dagster.joblog.sql.active import ISCP_ACTIVE, read_active_sets
 from iscp_dagster.joblog.sql.log import SqlLog
+from iscp_dagster.joblog.sql.trigger_rows import ISCP_ACTIVE, read_active_sets
 from iscp_dagster.model.consumers.protocol import DataType
 from iscp_dagster.model.declared.images import ChangeKind
 from iscp_dagster.model.jobs import JobID, JobKey, NewJob
 from iscp_dagster.model.moment import START, Moment
 from iscp_dagster.model.specs import ConsumerInfo, IterationDetail, JobSpec
 from iscp_dagster.sync.executors.retriever import ConsumerScan, Retriever
-from iscp_dagster.sync.writing.index_claims import ConsumerClaims
+from iscp_dagster.sync.writing.consumer_claims import ConsumerClaims
 from iscp_dagster.webhooks.outbox import Outbox
 from iscp_dagster.webhooks.tables import ISCP_OUTBOX
 from support.jobs.log_rows import T0

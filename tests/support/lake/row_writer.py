@@ -11,7 +11,7 @@ import pyarrow as pa
 
 from iscp_dagster.clickhouse.connect.endpoint import ClickHouseEndpoint
 from iscp_dagster.clickhouse.tables.ddl import IndexShape
-from iscp_dagster.clickhouse.tables.indexes import IndexStore
+from iscp_dagster.clickhouse.tables.index_store import IndexStore
 from iscp_dagster.clickhouse.write.consumer import IndexConsumer
 from iscp_dagster.model.batch import Range
 from iscp_dagster.model.consumers.protocol import DataType

@@ -14,11 +14,11 @@ from starlette.testclient import TestClient
 from iscp_dagster import FullText, Mirror, SourceTable, Vector
 from iscp_dagster.clickhouse.connect.endpoint import ClickHouseEndpoint
 from iscp_dagster.clickhouse.tables.ddl import IndexShape
-from iscp_dagster.clickhouse.tables.indexes import IndexStore
+from iscp_dagster.clickhouse.tables.index_store import IndexStore
 from iscp_dagster.model.declared.schema import Array, Primitive
 from iscp_dagster.serve.access import FileAccess, OpenAccess
 from iscp_dagster.serve.catalog import read_catalog
-from iscp_dagster.serve.graph.schemas import SchemaCache
+from iscp_dagster.serve.graph.schema_cache import SchemaCache
 from iscp_dagster.serve.web.app import GraphQLServerSettings, create_app
 from iscp_dagster.serve.web.graphql_http import HttpBounds
 from support.lake.row_writer import MICROS, add_system_columns, make_fields, write

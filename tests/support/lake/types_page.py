@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from iscp_dagster.clickhouse.types.cells import CELLS, FAMILIES
+from iscp_dagster.clickhouse.types.default_types import PRIMITIVES
 from iscp_dagster.clickhouse.types.storage import LOW_CARDINALITY
 from iscp_dagster.clickhouse.types.type_parser import GEO
-from iscp_dagster.clickhouse.types.types import PRIMITIVES
 
 HEAD = ("Delta type", "ClickHouse type by default", "with `types=`", "values that it holds")
 _RINGS = [f"`{name}`" for name in GEO if name != "Point"]

@@ -14,7 +14,7 @@ from websockets.asyncio.client import connect
 from asgi_guards import testing
 from iscp_dagster.serve.access import OpenAccess
 from iscp_dagster.serve.catalog import read_catalog
-from iscp_dagster.serve.graph.schemas import SchemaCache
+from iscp_dagster.serve.graph.schema_cache import SchemaCache
 from iscp_dagster.serve.live.service import SubscriptionService
 from iscp_dagster.serve.live.transport.socket import SocketBounds, SocketServer
 from iscp_dagster.serve.web.app import GRAPHQL_PATH, GraphQLServerSettings, create_app

@@ -13,9 +13,9 @@ from iscp_dagster.model.declared.images import ChangeKind
 from iscp_dagster.model.errors import UnavailableError
 from iscp_dagster.serve.live.feed import IndexFeed
 from iscp_dagster.serve.live.images import ChangePage, SnapshotPage
+from iscp_dagster.serve.live.messages import ChangeFilter
 from iscp_dagster.serve.live.positions import ChangePosition
 from iscp_dagster.serve.live.ring import Ring
-from iscp_dagster.serve.live.row_changes import ChangeFilter
 from iscp_dagster.serve.live.subscription import Subscription
 
 

@@ -18,7 +18,7 @@ from iscp_dagster.model.errors import UnavailableError
 from iscp_dagster.model.jobs import JobID
 from iscp_dagster.model.moment import Moment
 from iscp_dagster.serviceconsumers.consumer import InvokingConsumer
-from iscp_dagster.serviceconsumers.services import ENDED, InvocationState
+from iscp_dagster.serviceconsumers.runtime_protocol import ENDED, InvocationState
 from iscp_dagster.sync.executors.retriever import ConsumerScan, Retriever
 
 SCHEMA = pa.schema(

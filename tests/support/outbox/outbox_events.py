@@ -5,7 +5,7 @@ from datetime import timedelta
 
 from iscp_dagster.events.timestamps import SourceTimestamp
 from iscp_dagster.webhooks.answers import AttemptOutcome, EndpointAnswer, MessageVerdict
-from iscp_dagster.webhooks.pending import PendingEvent
+from iscp_dagster.webhooks.deliveries import PendingEvent
 from iscp_dagster.webhooks.recording import AttemptResult
 from runtime_support.manual_clock import NOON
 from sql_transactions.engine import begin_transaction

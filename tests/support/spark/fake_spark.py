@@ -11,7 +11,6 @@ from __future__ import annotations
 import json
 import re
 import shutil
-import shutil
 from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -37,7 +36,7 @@ from iscp_dagster.model.declared.tables import DEFAULT_TENANT, SourceTable
 from iscp_dagster.model.moment import Moment
 from iscp_dagster.spark.session import CORES
 from iscp_dagster.sync.deployment import Deployment
-from iscp_dagster.upkeep.verify import SAMPLES
+from iscp_dagster.upkeep.verify_indexes import SAMPLES
 
 ROWS_PER_BATCH = 20_000
 _KINDS = {"add": "insert", "remove": "delete"}
@@ -561,9 +560,9 @@ def near() -> Iterator[NearSpark]:
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr("iscp_dagster.delta.reader.read_changes", changes)
         patch.setattr("iscp_dagster.delta.reader.read_snapshot", snapshot)
-        patch.setattr("iscp_dagster.upkeep.verify.read_snapshot", snapshot)
-        patch.setattr("iscp_dagster.upkeep.verify._compare_by_key", compare_by_key)
-        patch.setattr("iscp_dagster.upkeep.verify._compare_by_count", compare_by_count)
+        patch.setattr("iscp_dagster.upkeep.verify_indexes.read_snapshot", snapshot)
+        patch.setattr("iscp_dagster.upkeep.verify_indexes._compare_by_key", compare_by_key)
+        patch.setattr("iscp_dagster.upkeep.verify_indexes._compare_by_count", compare_by_count)
         session = NearSpark()
         for name in ("get_shared_session", "create_private_session"):
             patch.setattr(f"iscp_dagster.location.resources.spark.{name}", lambda *_: session)

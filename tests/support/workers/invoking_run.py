@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from iscp_dagster import ServiceConsumer, SourceTable
-from iscp_dagster.serviceconsumers.runtime import open_runtime
+from iscp_dagster.serviceconsumers.runtime_client import open_runtime
 from support.lake.delta_tables import Table, deployment_at
 from support.spark.fake_spark import near
 

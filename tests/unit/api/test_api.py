@@ -32,7 +32,7 @@ from iscp_dagster.model.specs import ConsumerInfo, IterationDetail, JobSpec, Tri
 from iscp_dagster.model.states import Event, JobState
 from iscp_dagster.planning.runner import Runner
 from iscp_dagster.runs.cancel import cancel_runs
-from iscp_dagster.runs.known_runs import DISPATCH_TAG
+from iscp_dagster.runs.run_names import DISPATCH_TAG
 from iscp_dagster.upkeep.position import read_positions
 from support.clients.scripts import run_script
 from support.errors import assert_names, raises_naming

@@ -10,7 +10,7 @@ from iscp_dagster.api.waiting import CommitWait
 from iscp_dagster.model.declared.linking.attach import attach_to_tables
 from iscp_dagster.model.errors import ConfigError, WaitError
 from iscp_dagster.model.jobs import JobID
-from iscp_dagster.planning.declared import make_job_name, make_job_spec
+from iscp_dagster.planning.job_specs import make_job_name, make_job_spec
 from support.errors import raises_naming
 from support.jobs.one_table import Clock, commit, finish, in_memory
 

@@ -20,7 +20,7 @@ from durable_invocations.runtime.sql.database import open_database
 from durable_invocations.runtime.sql.store import SqlStore
 from durable_invocations.runtime.store.deployments import Deployment
 from durable_invocations.runtime.store.operations import Fail, Register, Resume, Submit
-from iscp_dagster.jobservices import server
+from iscp_dagster.jobservices import runtime_server
 from iscp_dagster.model.variables import HOME, INVOCATIONS_URL, LOG_URL
 from runtime_support.runtimes.manual_backend import SERVICES, URL, ByHand
 from support.errors import assert_names
@@ -55,7 +55,7 @@ def iscp(hand, tmp_path, monkeypatch, command_line):
             )
 
         client = partial(Client, transport=httpx.MockTransport(carry))
-        monkeypatch.setattr("iscp_dagster.serviceconsumers.runtime.Client", client)
+        monkeypatch.setattr("iscp_dagster.serviceconsumers.runtime_client.Client", client)
         yield replace(command_line, group=("invocations",))
 
 
@@ -294,7 +294,7 @@ def test_what_cannot_be_served_is_named_at_once(iscp, monkeypatch):
 def test_retries_and_retention_are_set_by_options_and_by_the_environment(iscp, monkeypatch):
     """As the stack hands its environment on, and gives no such options."""
     served = []
-    monkeypatch.setattr(server, "serve", lambda settings, *_, **__: served.append(settings))
+    monkeypatch.setattr(runtime_server, "serve", lambda settings, *_, **__: served.append(settings))
     variables = {"RETRY_INITIAL": 2, "RETRY_FACTOR": 3, "RETRY_CAP": 4, "RETRY_ATTEMPTS": 5}
     for name, value in {**variables, "KEEP": "6h"}.items():
         monkeypatch.setenv(f"ISCP_INVOCATIONS_{name}", str(value))

@@ -21,8 +21,8 @@ from iscp_dagster.api.jobs import Jobs
 from iscp_dagster.api.names import parse_job_id, suggest_command
 from iscp_dagster.cli.jobs import show as job_show
 from iscp_dagster.cli.jobs.specs import parse_time
-from iscp_dagster.cli.show import NO_TABLE
-from iscp_dagster.clickhouse.tables.indexes import IndexStore
+from iscp_dagster.cli.verdicts import NO_TABLE
+from iscp_dagster.clickhouse.tables.index_store import IndexStore
 from iscp_dagster.joblog.history import Usage
 from iscp_dagster.model.declared.linking.attach import attach_to_tables
 from iscp_dagster.model.declared.linking.clashes import ClashError
@@ -37,7 +37,7 @@ from iscp_dagster.model.jobs import JobID
 from iscp_dagster.model.moment import START
 from iscp_dagster.model.specs import ConsumerInfo, IterationDetail, JobSpec, TriggerSpec
 from iscp_dagster.model.states import JobState
-from iscp_dagster.planning.declared import make_job_spec
+from iscp_dagster.planning.job_specs import make_job_spec
 from iscp_dagster.serve import catalog
 from support.clients.scripts import run_script
 from support.errors import assert_names, raises_naming

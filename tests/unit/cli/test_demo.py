@@ -7,7 +7,7 @@ import pytest
 from iscp_dagster.demo import run as demo
 from iscp_dagster.demo.run import Demo, OutOfStepError
 from iscp_dagster.local.stack.ports import find_free_port
-from iscp_dagster.upkeep.verify import IndexVerdict
+from iscp_dagster.upkeep.verify_indexes import IndexVerdict
 from support.errors import raises_naming
 
 AGREES = IndexVerdict(index="mirror", tenant="rich", version=2, rows=3)

@@ -10,7 +10,7 @@ import pytest
 from rich.console import Console
 
 from assets.docs import symbols
-from iscp_dagster.cli import show
+from iscp_dagster.cli import verdicts
 from iscp_dagster.cli.dlq import show as dlq_show
 from iscp_dagster.cli.jobs import show as job_show
 from iscp_dagster.cli.parts.progress import show_progress
@@ -20,9 +20,9 @@ from iscp_dagster.joblog.history import Usage
 from iscp_dagster.model.errors import IscpError
 from iscp_dagster.model.jobs import JobID, JobStatus
 from iscp_dagster.planning.problems import Problem
-from iscp_dagster.upkeep.comparison import ComparisonResult, UnbuiltIndex
 from iscp_dagster.upkeep.dead_letters import ReplayOutcome
-from iscp_dagster.upkeep.verify import IndexVerdict
+from iscp_dagster.upkeep.verify_indexes import IndexVerdict
+from iscp_dagster.upkeep.verify_tables import ComparisonResult, UnbuiltIndex
 from support.errors import assert_names
 
 
@@ -43,7 +43,7 @@ def make_usage(**changes):
 
 def print_comparison(capsys, *, as_json=False, differs=False, **results):
     """Return the lines that are printed of a comparison, or the rows of its JSON."""
-    show.print_comparison(ComparisonResult(**results), as_json=as_json, differs=differs)
+    verdicts.print_comparison(ComparisonResult(**results), as_json=as_json, differs=differs)
     text = capsys.readouterr().out
     return json.loads(text) if as_json else text.splitlines()
 
@@ -157,7 +157,7 @@ LETTER = DeadLetter(
 @pytest.mark.parametrize(
     "print_",
     [
-        lambda: show.print_comparison(
+        lambda: verdicts.print_comparison(
             ComparisonResult(
                 verdicts=[make_verdict(tenant=ODD, missing=1, samples=(ODD,), dead=1)],
                 unbuilt=[make_unbuilt(ODD)],

@@ -6,7 +6,7 @@ from iscp_dagster import FullText, Mirror, SourceTable, Vector
 from iscp_dagster.clickhouse.connect.barrier import Barrier
 from iscp_dagster.clickhouse.connect.quoting import quote_identifier, quote_string
 from iscp_dagster.clickhouse.tables.ddl import VIRTUAL_COLUMNS, IndexShape
-from iscp_dagster.clickhouse.types.types import to_clickhouse_type
+from iscp_dagster.clickhouse.types.default_types import to_clickhouse_type
 from iscp_dagster.model.declared.schema import Array, Decimal, DeltaField, Map, Primitive, Struct
 from iscp_dagster.model.errors import SchemaError
 from runtime_support.growth import SLACK, time_growth

@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from iscp_dagster import Mirror, SourceTable, Vector
-from iscp_dagster.clickhouse.kinds.indexes import resolve_index
+from iscp_dagster.clickhouse.kinds.index_kind import resolve_index
 from iscp_dagster.clickhouse.tables.ddl import IndexShape
 from iscp_dagster.clickhouse.types.cells import CELLS, find_cell, get_family
 from iscp_dagster.clickhouse.types.storage import DYNAMIC_TYPES, resolve_stored_type

@@ -16,7 +16,7 @@ from iscp_dagster.events.keys import make_event_key
 from iscp_dagster.events.payload import TriggerEvent
 from iscp_dagster.events.timestamps import SourceTimestamp
 from iscp_dagster.serve.columns import build_column
-from iscp_dagster.serve.live.row_changes import ChangeFilter
+from iscp_dagster.serve.live.messages import ChangeFilter
 from iscp_dagster.serve.where import parse_where
 from support.paths import GOLDEN
 

@@ -16,7 +16,7 @@ from iscp_dagster.local.stack import plan
 from iscp_dagster.location.assets.reporting import BATCH
 from iscp_dagster.model.variables import EVENT_BATCH_SIZE
 from iscp_dagster.runs.server import report_left_behind_runs
-from iscp_dagster.runs.socket_path import SERVER_TAG, RunServerAddress
+from iscp_dagster.runs.server_address import SERVER_TAG, RunServerAddress
 from iscp_dagster.runs.sqlite import CachedEventStorage, CachedRunStorage, CachedTickStorage
 
 

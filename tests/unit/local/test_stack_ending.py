@@ -8,11 +8,11 @@ from dagster import DagsterInstance, DagsterRun
 from iscp_dagster.joblog.sql.log import SqlLog
 from iscp_dagster.local.services import dagster_server
 from iscp_dagster.local.services.settings import CLICKHOUSE, StackSettings
-from iscp_dagster.local.stack.ending import cancel_iterations
+from iscp_dagster.local.stack.iteration_cancellation import cancel_iterations
 from iscp_dagster.model.jobs import JobID
 from iscp_dagster.model.specs import ConsumerInfo, IterationDetail, JobSpec
 from iscp_dagster.model.states import Event
-from iscp_dagster.runs.known_runs import DISPATCH_TAG
+from iscp_dagster.runs.run_names import DISPATCH_TAG
 from support.errors import assert_names
 from support.jobs.log_rows import key, over
 

@@ -33,8 +33,8 @@ from iscp_dagster.local.services.service import Service, StalledProblem
 from iscp_dagster.local.services.spark_health import SparkHealth
 from iscp_dagster.local.services.state import Condition
 from iscp_dagster.local.stack.ports import find_free_port
-from iscp_dagster.local.supervise import stopped
-from iscp_dagster.local.supervise.vigil import (
+from iscp_dagster.local.supervise import suspended
+from iscp_dagster.local.supervise.health_monitor import (
     HealthMonitor,
     RestartPolicy,
     measure_cpu,
@@ -212,15 +212,15 @@ _STARTS_ONE = (
 
 @pytest.mark.skipif(sys.platform != "linux", reason="/proc says what has stopped")
 async def test_a_stopped_process_below_a_service_is_resumed(tmp_path: Path, monkeypatch) -> None:
-    monkeypatch.setattr(stopped, "EVERY", 0.5)
+    monkeypatch.setattr(suspended, "EVERY", 0.5)
     written = tmp_path / "below"
     command = (sys.executable, "-c", _STARTS_ONE, str(written))
     supervised = Watched(server(tmp_path, find_free_port(), command=command))
     await wait_until(lambda: written.exists() and written.read_text())
     below = int(written.read_text())
     os.kill(below, signal.SIGSTOP)
-    await wait_until(lambda: below in stopped.find_stopped(os.getpid()))
-    await wait_until(lambda: below not in stopped.find_stopped(os.getpid()))
+    await wait_until(lambda: below in suspended.find_stopped(os.getpid()))
+    await wait_until(lambda: below not in suspended.find_stopped(os.getpid()))
     await supervised.end()
 
 

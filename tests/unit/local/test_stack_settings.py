@@ -583,7 +583,11 @@ def test_the_supervisor_s_log_has_its_modules_messages(tmp_path) -> None:
     before = (logger.level, logger.propagate)
     running._log_to_file(settings(home=tmp_path))
     try:
-        for module in ("stack.ending", "supervise.supervisor", "supervise.vigil"):
+        for module in (
+            "stack.iteration_cancellation",
+            "supervise.supervisor",
+            "supervise.health_monitor",
+        ):
             logging.getLogger(f"iscp_dagster.local.{module}").info("%s reports", module)
         lines = (tmp_path / "logs" / "supervisor.log").read_text().splitlines()
     finally:
@@ -592,7 +596,7 @@ def test_the_supervisor_s_log_has_its_modules_messages(tmp_path) -> None:
         logger.setLevel(before[0])
         logger.propagate = before[1]
     assert [line.partition(" INFO ")[2] for line in lines] == [
-        "stack.ending reports",
+        "stack.iteration_cancellation reports",
         "supervise.supervisor reports",
-        "supervise.vigil reports",
+        "supervise.health_monitor reports",
     ]

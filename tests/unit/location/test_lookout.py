@@ -8,7 +8,7 @@ from iscp_dagster.location.sensor.preview import take_trial_look
 from iscp_dagster.location.sensor.runner import COMMITS_SECONDS, EVENTS_SECONDS, Lookout
 from iscp_dagster.model.jobs import JobID
 from iscp_dagster.model.states import JobState
-from iscp_dagster.planning.declared import make_job_spec
+from iscp_dagster.planning.job_specs import make_job_spec
 from iscp_dagster.planning.runner import Runner
 from iscp_dagster.runs.shutdown import ENDING_VARIABLE
 from support.jobs.log_rows import carry_out

@@ -10,7 +10,7 @@ from dagster import DagsterInstance, DagsterRun
 from iscp_dagster import Mirror, SourceTable
 from iscp_dagster.location.names import get_partitions_name
 from iscp_dagster.location.sensor.runner import add_partitions
-from iscp_dagster.runs.known_runs import DISPATCH_TAG, find_runs
+from iscp_dagster.runs.run_names import DISPATCH_TAG, find_runs
 
 SOURCE = SourceTable("shop.orders", key="id", tenant="region", indexes=[Mirror()])
 MANY = [f"number {number}" for number in range(40_000)]

@@ -13,8 +13,8 @@ from iscp_dagster.location.assets.maintenance import PRUNE, find_kept_event_type
 from iscp_dagster.location.build import build_runner_definitions
 from iscp_dagster.location.names import get_index_asset_key, get_source_asset_key, get_sync_job_name
 from iscp_dagster.model.errors import ConfigError
-from iscp_dagster.runs.known_runs import DISPATCH_TAG
 from iscp_dagster.runs.pruning import PruneResult, prune_runs
+from iscp_dagster.runs.run_names import DISPATCH_TAG
 from support.errors import raises_naming
 from support.jobs.one_table import Clock, in_memory
 

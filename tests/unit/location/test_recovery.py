@@ -13,7 +13,7 @@ from iscp_dagster.location.sensor.recovery import LocationRuns, Recovery
 from iscp_dagster.model.errors import FenceError, RunGoneError, SourceError, UnavailableError
 from iscp_dagster.model.jobs import JobID
 from iscp_dagster.model.specs import ConsumerInfo, IterationDetail, JobSpec
-from iscp_dagster.runs.known_runs import DISPATCH_TAG, ensure_instance_name
+from iscp_dagster.runs.run_names import DISPATCH_TAG, ensure_instance_name
 from support.jobs.log_rows import key, log_in_memory, over
 from support.jobs.one_table import Clock, in_memory
 

@@ -14,7 +14,7 @@ from iscp_dagster.location.names import get_partitions_name
 from iscp_dagster.model.errors import FenceError, UnavailableError
 from iscp_dagster.model.moment import START
 from iscp_dagster.model.states import JobState
-from iscp_dagster.planning.declared import list_table_specs
+from iscp_dagster.planning.job_specs import list_table_specs
 from iscp_dagster.planning.runner import Runner
 from iscp_dagster.sync.reading.reader import SourceReader
 from support.errors import assert_names

@@ -12,7 +12,7 @@ from dagster._core.storage.partition_status_cache import AssetPartitionStatus as
 from iscp_dagster import Changes, Endpoint, Mirror, SourceTable, Trigger, View, build_definitions
 from iscp_dagster.api.jobs import Jobs
 from iscp_dagster.clickhouse.tables.ddl import IndexShape
-from iscp_dagster.clickhouse.tables.indexes import IndexStore
+from iscp_dagster.clickhouse.tables.index_store import IndexStore
 from iscp_dagster.joblog.iterations import FailedStep, Iteration
 from iscp_dagster.location.assets.io_manager import (
     ClickHouseIOManager,
@@ -30,7 +30,7 @@ from iscp_dagster.model.declared.linking.attach import attach_to_tables
 from iscp_dagster.model.declared.schema import DeltaField, Primitive
 from iscp_dagster.model.errors import ConfigError
 from iscp_dagster.model.moment import Moment
-from iscp_dagster.planning.declared import list_table_specs, make_job_name, make_new_jobs
+from iscp_dagster.planning.job_specs import list_table_specs, make_job_name, make_new_jobs
 from iscp_dagster.planning.look import Dispatch
 from support.errors import assert_names, raises_naming
 from support.jobs.one_table import Clock, commit, finish, in_memory

@@ -11,7 +11,7 @@ from iscp_dagster import FullText, Mirror, Sharding, SourceTable, SpecUpdate, Ve
 from iscp_dagster.api.checks import check_view_free
 from iscp_dagster.api.environment import count_shards, get_databases, get_endpoints, open_deployment
 from iscp_dagster.clickhouse.connect.endpoint import ClickHouseEndpoint, parse_endpoints
-from iscp_dagster.clickhouse.kinds.indexes import resolve_index
+from iscp_dagster.clickhouse.kinds.index_kind import resolve_index
 from iscp_dagster.clickhouse.tables.ddl import IndexShape
 from iscp_dagster.location.assets.index_assets import build_index_assets
 from iscp_dagster.model.declared.linking.clashes import ClashError, check_declared_once
@@ -21,7 +21,7 @@ from iscp_dagster.model.declared.tables import expand_shards
 from iscp_dagster.model.errors import ConfigError
 from iscp_dagster.model.jobs import JobID
 from iscp_dagster.model.specs import ConsumerInfo
-from iscp_dagster.planning.declared import add_shard, make_job_spec, make_job_specs
+from iscp_dagster.planning.job_specs import add_shard, make_job_spec, make_job_specs
 from iscp_dagster.sync.deployment import Deployment
 from support.errors import raises_naming
 from support.jobs.log_rows import log_in_memory

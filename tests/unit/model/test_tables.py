@@ -6,8 +6,8 @@ import pytest
 
 from iscp_dagster import FullText, Mirror, SourceTable, Vector
 from iscp_dagster.api.selection import select_indexes
-from iscp_dagster.batches import keepersql
-from iscp_dagster.clickhouse.kinds.indexes import resolve_index
+from iscp_dagster.batchstates import keepersql
+from iscp_dagster.clickhouse.kinds.index_kind import resolve_index
 from iscp_dagster.clickhouse.write import letters
 from iscp_dagster.model.declared.linking.clashes import ClashError, check_declared_once
 from iscp_dagster.model.declared.names import RESERVED_VIEWS

@@ -4,7 +4,7 @@ from dataclasses import replace
 
 from iscp_dagster import Changes, Mirror, SourceTable, Trigger, View
 from iscp_dagster.model.declared.linking.attach import attach_to_tables
-from iscp_dagster.planning.declared import compute_terms, list_table_specs, make_new_jobs
+from iscp_dagster.planning.job_specs import compute_terms, list_table_specs, make_new_jobs
 
 TRADES = SourceTable("shop.trades", key="id", tenant="desk", indexes=[Mirror(), Changes()])
 BIG = View("big", of=TRADES, where="amount > 100", priority=2)

@@ -26,7 +26,7 @@ from iscp_dagster.model.errors import ConfigError, SourceError, UnavailableError
 from iscp_dagster.model.jobs import JobID
 from iscp_dagster.model.specs import ConsumerInfo, IterationDetail, JobSpec
 from iscp_dagster.model.states import JobState
-from iscp_dagster.planning.declared import make_job_specs, make_new_jobs
+from iscp_dagster.planning.job_specs import make_job_specs, make_new_jobs
 from iscp_dagster.planning.look import SensorCursor
 from iscp_dagster.planning.runner import FIRST_LOOK_SECONDS
 from iscp_dagster.planning.table_problems import find_problems

@@ -10,8 +10,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from iscp_dagster.batches.factory import Backing, make_opener
-from iscp_dagster.batches.protocol import StateKey
+from iscp_dagster.batchstates.factory import Backing, make_opener
+from iscp_dagster.batchstates.protocol import StateKey
 from iscp_dagster.clickhouse.connect.endpoint import ClickHouseEndpoint
 from iscp_dagster.joblog.iterations import Iteration
 from iscp_dagster.model.batch import BatchRecord, Phase, Range
@@ -179,7 +179,7 @@ def installed(monkeypatch, tmp_path):
         "class Consumer:\n"
         "    def __init__(self, source, info):\n        self.info = info\n"
         "    def consume(self, retriever):\n        pass\n\n"
-        "from iscp_dagster.batches.memory import MemoryStates\n\n"
+        "from iscp_dagster.batchstates.memory import MemoryStates\n\n"
         "class Kept(MemoryStates):\n"
         "    def __init__(self, setting, backing):\n"
         "        super().__init__()\n        self.place = setting, backing.log_url\n"

@@ -11,7 +11,7 @@ from pkgutil import walk_packages
 
 import iscp_dagster
 from iscp_dagster.clickhouse.connect.failures import ROW_CODES, TEMPORARY_CODES
-from iscp_dagster.delta.failures import CONDITIONS
+from iscp_dagster.delta.spark_errors import CONDITIONS
 from iscp_dagster.model.errors import IscpError
 from support.paths import DOCS
 from support.project.error_messages import MESSAGES, list_messages

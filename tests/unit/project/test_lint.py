@@ -43,9 +43,9 @@ def test_rows_come_into_clickhouse_in_few_places():
     assert files == {
         "clickhouse/write/inserts.py",
         # The states' compare-and-set.
-        "batches/keepermap.py",
+        "batchstates/keepermap.py",
         # Marks of where histories begin, in a staging table, and what is staged put in place.
-        "clickhouse/tables/indexes.py",
+        "clickhouse/tables/index_store.py",
         # Frames of users' own assets, staged and put in place.
         "clickhouse/tables/frames.py",
         # Empty partitions, put in place of what is dropped.

@@ -5,8 +5,8 @@ from threading import Event
 
 import pytest
 
-from iscp_dagster.serve.web import reload
-from iscp_dagster.serve.web.reload import read_marks, watch_declarations
+from iscp_dagster.serve.web import declaration_watch
+from iscp_dagster.serve.web.declaration_watch import read_marks, watch_declarations
 
 
 @pytest.fixture
@@ -29,7 +29,7 @@ CHANGES = {
 
 @pytest.mark.parametrize("change", CHANGES.values(), ids=CHANGES)
 def test_a_file_that_is_changed_added_or_removed_is_noticed(package, change, monkeypatch):
-    monkeypatch.setattr(reload, "find_mistake", lambda environ: "")
+    monkeypatch.setattr(declaration_watch, "find_mistake", lambda environ: "")
     noticed = Event()
     with watch_declarations(os.environ, noticed.set, seconds=0.01):
         assert not noticed.wait(0.05)

@@ -14,9 +14,9 @@ from iscp_dagster.serve.live.errors import (
     PositionInvalidError,
     SubscriberTooSlowError,
 )
+from iscp_dagster.serve.live.messages import DELETE, INSERT, PROGRESS, UPDATE, ChangeFilter
 from iscp_dagster.serve.live.positions import ChangePosition
 from iscp_dagster.serve.live.ring import Ring, RingEntry
-from iscp_dagster.serve.live.row_changes import DELETE, INSERT, PROGRESS, UPDATE, ChangeFilter
 from iscp_dagster.serve.where import parse_where
 from support.live.view_history import FakeIndex, Listener, Pauses, new_feed, settle, until
 

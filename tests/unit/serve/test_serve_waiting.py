@@ -7,7 +7,7 @@ import httpx
 import pytest
 
 from iscp_dagster.serve.catalog import ServedCatalog
-from iscp_dagster.serve.graph.schemas import SchemaCache
+from iscp_dagster.serve.graph.schema_cache import SchemaCache
 from iscp_dagster.serve.reads.caps import Caps
 from iscp_dagster.serve.web import graphql_http
 from iscp_dagster.serve.web.app import GraphQLServerSettings, create_app

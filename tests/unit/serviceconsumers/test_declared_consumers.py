@@ -11,7 +11,7 @@ from iscp_dagster.model.declared.lineage import find_parents
 from iscp_dagster.model.declared.linking.attach import Declarations, UnfitError
 from iscp_dagster.model.errors import ConfigError
 from iscp_dagster.model.jobs import JobID
-from iscp_dagster.planning.declared import make_job_spec
+from iscp_dagster.planning.job_specs import make_job_spec
 from support.errors import raises_naming
 
 ORDERS = SourceTable("shop.orders", key="id", tenant="customer")

@@ -15,10 +15,10 @@ from iscp_dagster.location.assets.metadata import build_consumer_metadata
 from iscp_dagster.model.consumers.protocol import merge_facts
 from iscp_dagster.model.errors import ConfigError, FenceError, SchemaError, UnavailableError
 from iscp_dagster.model.jobs import NewJob
-from iscp_dagster.planning.declared import make_job_name, make_job_spec
+from iscp_dagster.planning.job_specs import make_job_name, make_job_spec
 from iscp_dagster.serviceconsumers.consumer import TENANTS, InvokingConsumer
 from iscp_dagster.serviceconsumers.errors import InvocationFailedError, InvocationRefusedError
-from iscp_dagster.serviceconsumers.services import InvocationGoingError
+from iscp_dagster.serviceconsumers.runtime_protocol import InvocationGoingError
 from iscp_dagster.sync.executors.retriever import ConsumerThread
 from iscp_dagster.sync.writing.scan import ScanError, _find_stop_error
 from support.errors import assert_names, raises_naming

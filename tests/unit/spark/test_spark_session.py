@@ -5,7 +5,7 @@ import traceback
 
 import pytest
 
-from iscp_dagster.delta.failures import summarize_message, translate_error, wrap_spark_errors
+from iscp_dagster.delta.spark_errors import summarize_message, translate_error, wrap_spark_errors
 from iscp_dagster.model.errors import ConfigError, ReadError, SourceError, UnavailableError
 from iscp_dagster.spark.remote import SparkRemote
 from iscp_dagster.spark.session import get_shared_session

@@ -6,11 +6,11 @@ from pathlib import Path
 import pytest
 
 from iscp_dagster import Mirror, SourceTable
-from iscp_dagster.clickhouse.tables.indexes import IndexStore
+from iscp_dagster.clickhouse.tables.index_store import IndexStore
 from iscp_dagster.delta.read_plans import ReadKind
 from iscp_dagster.joblog.iterations import Iteration
 from iscp_dagster.model.batch import BatchAction, Range
-from iscp_dagster.planning.declared import make_job_specs, make_new_jobs
+from iscp_dagster.planning.job_specs import make_job_specs, make_new_jobs
 from iscp_dagster.sync.ledger import load_ledger
 from iscp_dagster.sync.reading.reader import SourceReader
 from support.jobs.log_rows import complete

@@ -6,7 +6,7 @@ from types import SimpleNamespace
 import pytest
 
 from iscp_dagster import Changes, Mirror, SourceTable, Trigger, View
-from iscp_dagster.clickhouse.kinds.indexes import resolve_index
+from iscp_dagster.clickhouse.kinds.index_kind import resolve_index
 from iscp_dagster.delta.log.deltalog import DeltaLog
 from iscp_dagster.delta.read_plans import ReadKind, ReadPlan
 from iscp_dagster.model.batch import Range
@@ -16,7 +16,7 @@ from iscp_dagster.model.errors import ConfigError, SchemaError, SourceError, Unt
 from iscp_dagster.model.moment import START, Moment
 from iscp_dagster.model.specs import ConsumerInfo
 from iscp_dagster.sync.reading.requests import ReadRequest
-from iscp_dagster.sync.reading.transitions import (
+from iscp_dagster.sync.reading.views import (
     check_timestamps,
     get_transitions,
     group_by_view,
@@ -131,7 +131,7 @@ def test_a_kind_of_index_that_cannot_be_loaded_stops_no_trigger(monkeypatch):
     def load_kinds():
         raise ConfigError("own_package")
 
-    monkeypatch.setattr("iscp_dagster.clickhouse.kinds.indexes.load_kinds", load_kinds)
+    monkeypatch.setattr("iscp_dagster.clickhouse.kinds.index_kind.load_kinds", load_kinds)
     names = ("mirror", "changes", "trigger")
     assert [get_consumer_kind(name).of_images for name in names] == [False, False, True]
     with raises_naming(ConfigError, "own_package"):

@@ -21,7 +21,7 @@ from graphql.execution.collect_fields import collect_fields, collect_sub_fields
 from graphql.execution.values import get_argument_values, get_variable_values
 from graphql.pyutils import Path
 
-from iscp_dagster.serve.live.row_changes import ChangeMessage
+from iscp_dagster.serve.live.messages import ChangeMessage
 
 Values = Mapping[str, Any]
 Projection = Callable[[Any], dict[str, Any]]

@@ -20,7 +20,7 @@ from iscp_dagster.serve.access import Access, UnauthenticatedError, Viewer, pars
 from iscp_dagster.serve.graph.client_errors import format_error, log_and_describe_error
 from iscp_dagster.serve.graph.documents import DocumentError, DocumentLimits, validate_document
 from iscp_dagster.serve.graph.executing import execute_query
-from iscp_dagster.serve.graph.schemas import SchemaCache
+from iscp_dagster.serve.graph.schema_cache import SchemaCache
 from iscp_dagster.serve.live.errors import SubscriberTooSlowError, SubscriptionError
 from iscp_dagster.serve.live.service import SubscriberContext
 from iscp_dagster.serve.live.transport import protocol

@@ -13,7 +13,7 @@ from iscp_dagster.planning.problems import Problem, make_problem
 from iscp_dagster.planning.table_problems import find_earlier_ids
 from iscp_dagster.sync.deployment import Deployment
 from iscp_dagster.upkeep.position import read_positions
-from iscp_dagster.upkeep.verify import ComparisonFailure, IndexVerdict, compare_indexes
+from iscp_dagster.upkeep.verify_indexes import ComparisonFailure, IndexVerdict, compare_indexes
 
 RequestedIndexes = Sequence[tuple[SourceTable, list[str] | None]]
 """Tables, each with the names of some of its indexes, or None for all."""

@@ -8,14 +8,20 @@ from typing import Any
 
 import sqlalchemy as sa
 
-from iscp_dagster.batches.compare import (
+from iscp_dagster.batchstates.compare import (
     compute_state_id,
     format_layout,
     map_by_id,
     prepare_writes,
     resolve_write,
 )
-from iscp_dagster.batches.protocol import Outcomes, StateKey, StateStore, StateWrite, StoredState
+from iscp_dagster.batchstates.protocol import (
+    Outcomes,
+    StateKey,
+    StateStore,
+    StateWrite,
+    StoredState,
+)
 from iscp_dagster.joblog.sql.engine import ENSURE_LOCK, STATES, open_engine
 from iscp_dagster.joblog.sql.statements import split_for_statements
 from iscp_dagster.model.batch import BatchRecord, Phase, Range

@@ -6,8 +6,8 @@ import json
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 
-from iscp_dagster.batches.compare import compute_state_id, to_text
-from iscp_dagster.batches.protocol import StateWrite
+from iscp_dagster.batchstates.compare import compute_state_id, to_text
+from iscp_dagster.batchstates.protocol import StateWrite
 from iscp_dagster.clickhouse.connect.quoting import quote_identifier, quote_string
 from iscp_dagster.model.errors import ConfigError
 from iscp_dagster.model.portions import split_into_portions

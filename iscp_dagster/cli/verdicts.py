@@ -15,8 +15,8 @@ from iscp_dagster.cli.parts.results import print_json
 from iscp_dagster.cli.parts.tables import Listing, print_line, print_listing
 from iscp_dagster.model.declared.tables import SourceTable
 from iscp_dagster.model.jobs import Job, JobID
-from iscp_dagster.upkeep.comparison import ComparisonResult
-from iscp_dagster.upkeep.verify import IndexVerdict
+from iscp_dagster.upkeep.verify_indexes import IndexVerdict
+from iscp_dagster.upkeep.verify_tables import ComparisonResult
 
 NO_TABLE = "no table yet"
 Verdicts = Sequence[tuple[SourceTable, IndexVerdict]]

@@ -9,7 +9,7 @@ from typing import Any
 import sqlalchemy as sa
 
 from iscp_dagster.model.portions import split_into_portions
-from iscp_dagster.webhooks.pending import OutboxFullError, PendingEvent
+from iscp_dagster.webhooks.deliveries import OutboxFullError, PendingEvent
 from iscp_dagster.webhooks.tables import (
     HAS_ENDED,
     IS_NEXT,

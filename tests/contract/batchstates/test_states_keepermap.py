@@ -16,8 +16,8 @@ import urllib3
 from clickhouse_connect.driver.exceptions import DatabaseError
 from test_states_contract import batch, make_key
 
-from iscp_dagster.batches import StateKey, StateWrite, StoredState
-from iscp_dagster.batches.keepermap import KeeperMapStates
+from iscp_dagster.batchstates import StateKey, StateWrite, StoredState
+from iscp_dagster.batchstates.keepermap import KeeperMapStates
 from iscp_dagster.clickhouse.connect.endpoint import ClickHouseEndpoint
 from iscp_dagster.clickhouse.connect.failures import ClickHouseError
 from iscp_dagster.model.errors import ConfigError, FenceError, SetupError, UnavailableError

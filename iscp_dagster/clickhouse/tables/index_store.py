@@ -14,9 +14,9 @@ from iscp_dagster.clickhouse.connect import failures
 from iscp_dagster.clickhouse.connect.barrier import Barrier, Epochs, build_epoch_settings
 from iscp_dagster.clickhouse.connect.endpoint import ClickHouseEndpoint
 from iscp_dagster.clickhouse.connect.external import build_external_data
-from iscp_dagster.clickhouse.connect.gate import TableBarrier
 from iscp_dagster.clickhouse.connect.portions import split_names
 from iscp_dagster.clickhouse.connect.quoting import quote_identifier, quote_string
+from iscp_dagster.clickhouse.connect.table_barrier import TableBarrier
 from iscp_dagster.clickhouse.tables.ddl import SETTINGS, IndexShape
 from iscp_dagster.clickhouse.tables.generations import IndexData, parse_generation
 from iscp_dagster.clickhouse.tables.ownership import (
@@ -29,7 +29,7 @@ from iscp_dagster.clickhouse.types.nulls import format_flag_name
 from iscp_dagster.clickhouse.types.type_parser import parse_type
 from iscp_dagster.clickhouse.types.widening import can_widen, is_same_type, keep_old_fields
 from iscp_dagster.clickhouse.write.letters import DeadLetters
-from iscp_dagster.clickhouse.write.placement import Placement
+from iscp_dagster.clickhouse.write.shard_selection import Placement
 from iscp_dagster.clickhouse.write.targets import Target
 from iscp_dagster.model.batch import Range
 from iscp_dagster.model.clock import Clock, get_utc_now

@@ -10,10 +10,10 @@ from dataclasses import replace
 
 import pytest
 
-from iscp_dagster.batches import StateKey, StateStore, StateWrite, StoredState, make_state_store
-from iscp_dagster.batches.compare import is_same, to_text
-from iscp_dagster.batches.factory import make_opener
-from iscp_dagster.batches.sql import STATES_METADATA
+from iscp_dagster.batchstates import StateKey, StateStore, StateWrite, StoredState, make_state_store
+from iscp_dagster.batchstates.compare import is_same, to_text
+from iscp_dagster.batchstates.factory import make_opener
+from iscp_dagster.batchstates.sql import STATES_METADATA
 from iscp_dagster.clickhouse.connect.endpoint import ClickHouseEndpoint
 from iscp_dagster.model.batch import BatchRecord, Phase, Range
 from iscp_dagster.model.errors import ConfigError, FenceError, SetupError, UnavailableError
@@ -354,7 +354,7 @@ def test_of_many_processes_exactly_one_wins_each_fence(place):
         # The processes also create the tables at the same moment.
         STATES_METADATA.drop_all(open_store(*place).engine)
     keys = [make_key(tenant=f"tenant {number}") for number in range(3)]
-    preload = ["iscp_dagster.batches.sql", "clickhouse_connect"]
+    preload = ["iscp_dagster.batchstates.sql", "clickhouse_connect"]
     by_process = at_once(contend, place, keys, preload=preload, processes=PROCESSES)
     written = [each for won in by_process for each in won]
     states = open_store(*place).read(keys)

@@ -32,7 +32,7 @@ from iscp_dagster.api.invocations import IN_LOG
 from iscp_dagster.joblog.sql.engine import open_engine
 from iscp_dagster.model.errors import ConfigError
 from iscp_dagster.model.variables import ALLOWED_HOSTS, INVOCATIONS_TOKEN, LOG_URL
-from iscp_dagster.serve.web.reload import end_when_changed
+from iscp_dagster.serve.web.declaration_watch import end_when_changed
 from iscp_dagster.serve.web.server import open_listener
 from iscp_dagster.serviceconsumers.errors import raise_job_errors
 

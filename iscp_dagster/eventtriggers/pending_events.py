@@ -12,7 +12,7 @@ from iscp_dagster.events.ids import IdScheme
 from iscp_dagster.events.payload import TriggerEvent
 from iscp_dagster.eventtriggers.images import OWNER
 from iscp_dagster.model.declared.eventtriggers import Trigger
-from iscp_dagster.webhooks.pending import PendingEvent
+from iscp_dagster.webhooks.deliveries import PendingEvent
 
 
 @dataclass(frozen=True, kw_only=True)

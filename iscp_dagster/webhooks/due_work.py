@@ -13,8 +13,8 @@ from typing import Any
 import sqlalchemy as sa
 
 from iscp_dagster.events.timestamps import SourceTimestamp
-from iscp_dagster.webhooks.pending import EventDelivery
-from iscp_dagster.webhooks.pending_deliveries import build_number_query, lock
+from iscp_dagster.webhooks.deliveries import EventDelivery
+from iscp_dagster.webhooks.lanes import build_number_query, lock
 from iscp_dagster.webhooks.tables import IS_NEXT, IS_PENDING, ISCP_OUTBOX, OUTBOX, DeliveryState
 from sql_transactions.row_values import build_rows_table
 

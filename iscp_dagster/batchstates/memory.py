@@ -6,8 +6,14 @@ import logging
 import threading
 from collections.abc import Collection, Mapping
 
-from iscp_dagster.batches.compare import prepare_writes, resolve_write
-from iscp_dagster.batches.protocol import Outcomes, StateKey, StateStore, StateWrite, StoredState
+from iscp_dagster.batchstates.compare import prepare_writes, resolve_write
+from iscp_dagster.batchstates.protocol import (
+    Outcomes,
+    StateKey,
+    StateStore,
+    StateWrite,
+    StoredState,
+)
 from iscp_dagster.model.errors import FenceError
 
 _LOG = logging.getLogger(__name__)

@@ -6,7 +6,7 @@ import logging
 from collections.abc import Mapping, Sequence
 
 from iscp_dagster.clickhouse.connect.failures import DoubledRowsError, LostRowsError
-from iscp_dagster.clickhouse.tables.indexes import IndexStore
+from iscp_dagster.clickhouse.tables.index_store import IndexStore
 from iscp_dagster.delta.read_plans import ReadKind, ReadPlan
 from iscp_dagster.joblog.iterations import Claim
 from iscp_dagster.model.batch import WRITES, BatchAction
@@ -17,7 +17,7 @@ from iscp_dagster.sync.iteration.narrowing import get_tenants
 from iscp_dagster.sync.iteration.outcomes import Outcome, RowDelivery, WriteResult, make_failure
 from iscp_dagster.sync.reading.reader import SourceReader
 from iscp_dagster.sync.reading.requests import ReadRequest
-from iscp_dagster.sync.writing.index_claims import ConsumerClaims
+from iscp_dagster.sync.writing.consumer_claims import ConsumerClaims
 
 LOGGER = logging.getLogger(__name__)
 SKIPPED = ReadPlan(kind=ReadKind.TAIL, reason="written before, nothing read")

@@ -14,7 +14,7 @@ from iscp_dagster.model.imports import load_object
 from iscp_dagster.model.variables import is_true
 
 if TYPE_CHECKING:
-    from iscp_dagster.batches.protocol import StateStore
+    from iscp_dagster.batchstates.protocol import StateStore
     from iscp_dagster.clickhouse.connect.endpoint import ClickHouseEndpoint
 
 
@@ -112,7 +112,7 @@ def _is_database(setting: str) -> bool:
 
 
 def _make_sql_store(_: str, backing: Backing) -> StateStore:
-    from iscp_dagster.batches.sql import SqlStates
+    from iscp_dagster.batchstates.sql import SqlStates
 
     if backing.log_url is None:
         raise ConfigError("state_store 'sql' needs the ISCP log's database; set ISCP_LOG_URL.")
@@ -120,7 +120,7 @@ def _make_sql_store(_: str, backing: Backing) -> StateStore:
 
 
 def _make_keepermap_store(setting: str, backing: Backing) -> StateStore:
-    from iscp_dagster.batches.keepermap import KeeperMapStates
+    from iscp_dagster.batchstates.keepermap import KeeperMapStates
 
     if backing.endpoint is None:
         raise ConfigError("state_store 'keepermap' needs ClickHouse; set CLICKHOUSE_URL.")
@@ -130,7 +130,7 @@ def _make_keepermap_store(setting: str, backing: Backing) -> StateStore:
 
 
 def _make_memory_store(_: str, __: Backing) -> StateStore:
-    from iscp_dagster.batches.memory import MemoryStates
+    from iscp_dagster.batchstates.memory import MemoryStates
 
     return MemoryStates()
 

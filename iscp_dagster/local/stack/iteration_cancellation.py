@@ -40,6 +40,6 @@ def _find_own_runs(settings: StackSettings, names: Collection[str]) -> set[str]:
     if not names or not (settings.dagster_home / "dagster.yaml").exists():
         return set()
     # Importing Dagster takes a second, and nothing else in this process needs it.
-    from iscp_dagster.runs.known_runs import find_run_names
+    from iscp_dagster.runs.run_names import find_run_names
 
     return find_run_names(str(settings.dagster_home), names)

@@ -21,7 +21,7 @@ from iscp_dagster.delta.checks import (
     UPSERT,
     is_reserved,
 )
-from iscp_dagster.delta.comparing import to_comparable
+from iscp_dagster.delta.comparable_values import to_comparable
 from iscp_dagster.delta.reader import (
     TableSelection,
     filter_tenants,

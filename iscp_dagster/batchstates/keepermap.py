@@ -6,8 +6,14 @@ from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
-from iscp_dagster.batches import compare, keepersql
-from iscp_dagster.batches.protocol import Outcomes, StateKey, StateStore, StateWrite, StoredState
+from iscp_dagster.batchstates import compare, keepersql
+from iscp_dagster.batchstates.protocol import (
+    Outcomes,
+    StateKey,
+    StateStore,
+    StateWrite,
+    StoredState,
+)
 from iscp_dagster.clickhouse.connect.endpoint import ClickHouseEndpoint
 from iscp_dagster.clickhouse.connect.failures import ClickHouseError
 from iscp_dagster.model.errors import FenceError, IscpError, SetupError, UnavailableError

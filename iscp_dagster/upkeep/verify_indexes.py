@@ -14,15 +14,15 @@ from types import MappingProxyType
 from typing import Any
 
 from iscp_dagster.clickhouse.connect.quoting import quote_identifier
-from iscp_dagster.clickhouse.kinds.indexes import resolve_index
-from iscp_dagster.clickhouse.tables.indexes import IndexStore
+from iscp_dagster.clickhouse.kinds.index_kind import resolve_index
+from iscp_dagster.clickhouse.tables.index_store import IndexStore
 from iscp_dagster.clickhouse.types.storage import StoredType
 from iscp_dagster.clickhouse.types.type_parser import parse_type
 from iscp_dagster.clickhouse.types.wire import needs_respelling, render_select_item
-from iscp_dagster.delta.comparing import to_comparable
-from iscp_dagster.delta.failures import wrap_spark_errors
+from iscp_dagster.delta.comparable_values import to_comparable
+from iscp_dagster.delta.images import ViewRead, read_base
 from iscp_dagster.delta.reader import TableSelection, read_snapshot
-from iscp_dagster.delta.transitions import ViewRead, read_base
+from iscp_dagster.delta.spark_errors import wrap_spark_errors
 from iscp_dagster.model.consumers.kinds import is_index
 from iscp_dagster.model.declared.images import IMAGE_COLUMNS
 from iscp_dagster.model.declared.schema import SYSTEM_COLUMNS, Primitive, parse_schema

@@ -11,7 +11,7 @@ from collections import Counter
 from collections.abc import Collection
 from typing import Any
 
-from iscp_dagster.batches.protocol import StateKey, StateWrite, StoredState
+from iscp_dagster.batchstates.protocol import StateKey, StateWrite, StoredState
 from iscp_dagster.model.batch import BatchRecord, Layout, Phase, Range
 from iscp_dagster.model.errors import ConfigError, FenceError
 from iscp_dagster.model.moment import Moment

@@ -17,7 +17,11 @@ from durable_invocations.runtime.http.exchange import Address
 from iscp_dagster.model.errors import ConfigError
 from iscp_dagster.model.variables import INVOCATIONS_TOKEN, INVOCATIONS_URL
 from iscp_dagster.serviceconsumers.errors import raise_job_errors
-from iscp_dagster.serviceconsumers.services import ENDED, InvocationGoingError, InvocationState
+from iscp_dagster.serviceconsumers.runtime_protocol import (
+    ENDED,
+    InvocationGoingError,
+    InvocationState,
+)
 
 _GONE = 404
 ADVICE = Advice(

@@ -102,7 +102,7 @@ class OutboxBench:
     def __init__(self, folder: Path, name: str, *, timed: bool = False) -> None:
         self.url = f"sqlite:///{folder / name}.db"
         self.outbox = Outbox(open_engine(self.url))
-        self.outbox.ensure()
+        self.outbox.ensure_log_tables()
         code = RECEIVER.replace("TIMED", str(timed))
         self.receiver = subprocess.Popen(
             [sys.executable, "-c", code], stdout=subprocess.PIPE, text=True
@@ -114,7 +114,9 @@ class OutboxBench:
     def put(self, numbers: range, *, keys: int) -> None:
         with begin_transaction(self.outbox.engine, writes=True) as connection:
             bounds = {"bench": 10 * WAITING}
-            self.outbox.put(connection, [make_event(n, keys=keys) for n in numbers], bounds=bounds)
+            self.outbox.record_events(
+                connection, [make_event(n, keys=keys) for n in numbers], bounds=bounds
+            )
 
     def service(self, **options: int) -> SenderService:
         endpoint = Endpoint(

@@ -12,7 +12,7 @@ from iscp_dagster.clickhouse.kinds.vector import Vector
 from iscp_dagster.model.consumers.kinds import ConsumerKind
 from iscp_dagster.model.declared.endpoints import Endpoint
 from iscp_dagster.model.declared.eventtriggers import Trigger
-from iscp_dagster.model.declared.images import Transitions
+from iscp_dagster.model.declared.images import ImageSource
 from iscp_dagster.model.declared.services import ServiceConsumer
 from iscp_dagster.model.declared.sharding import Sharding
 from iscp_dagster.model.declared.tables import Index, SourceTable
@@ -45,6 +45,7 @@ __all__ = [
     "ConsumerKind",
     "Endpoint",
     "FullText",
+    "ImageSource",
     "Index",
     "IterationDetail",
     "JobID",
@@ -56,7 +57,6 @@ __all__ = [
     "SourceTable",
     "SourceTableComponent",
     "SpecUpdate",
-    "Transitions",
     "Trigger",
     "TriggerSpec",
     "Vector",

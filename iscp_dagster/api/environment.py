@@ -50,7 +50,9 @@ def count_shards(environ: Mapping[str, str]) -> int:
     return max(len(split_urls(environ.get(CLICKHOUSE_URLS, ""))), 1)
 
 
-def get_endpoints(environ: Mapping[str, str], **timeouts: float) -> tuple[ClickHouseEndpoint, ...]:
+def parse_clickhouse_endpoints(
+    environ: Mapping[str, str], **timeouts: float
+) -> tuple[ClickHouseEndpoint, ...]:
     """The ClickHouse servers by shard. Raises ConfigError if settings contradict each other."""
     url, urls = environ.get(CLICKHOUSE_URL, ""), environ.get(CLICKHOUSE_URLS, "")
     return parse_endpoints(url, urls, **timeouts)
@@ -59,7 +61,9 @@ def get_endpoints(environ: Mapping[str, str], **timeouts: float) -> tuple[ClickH
 def get_databases(environ: Mapping[str, str]) -> tuple[str, ...]:
     """The database that each shard's URL names; empty without servers. Raises ConfigError."""
     urls = environ.get(CLICKHOUSE_URL) or split_urls(environ.get(CLICKHOUSE_URLS, ""))
-    return tuple(endpoint.database for endpoint in get_endpoints(environ)) if urls else ()
+    return (
+        tuple(endpoint.database for endpoint in parse_clickhouse_endpoints(environ)) if urls else ()
+    )
 
 
 def _is_set_by_urls(name: str, environ: Mapping[str, str]) -> bool:
@@ -125,7 +129,7 @@ def open_deployment(environ: Mapping[str, str]) -> Deployment:
     log.ensure()
     remote = environ[SPARK_REMOTE]
     return wire_deployment(
-        shards=get_endpoints(environ),
+        shards=parse_clickhouse_endpoints(environ),
         log=log,
         log_url=environ[LOG_URL],
         state_store=environ.get(STATE_STORE, "sql"),

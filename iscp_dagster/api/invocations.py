@@ -68,7 +68,7 @@ def build_selection(
     )
 
 
-def describe_invocation(store: SqlStore, id_: str) -> dict[str, Any]:
+def read_invocation_facts(store: SqlStore, id_: str) -> dict[str, Any]:
     """An invocation with its journal, as JSON. Raises ConfigError if it is unknown."""
     invocation = store.invocation(escape_surrogates(id_))
     if invocation is None:

@@ -28,7 +28,7 @@ from iscp_dagster.api.waiting import CommitWait
 from iscp_dagster.delta.checks import check_keys
 from iscp_dagster.delta.log.deltalog import DeltaLog
 from iscp_dagster.joblog.history import HistoryEntry, Usage
-from iscp_dagster.joblog.index_consumer import fit_spec
+from iscp_dagster.joblog.index_consumer import fit_index_consumer
 from iscp_dagster.joblog.results import SpecUpdateResult
 from iscp_dagster.joblog.updates import SpecUpdate
 from iscp_dagster.model import errors
@@ -140,7 +140,7 @@ class Jobs:
         """
         jobs = self if connection is None else self.join_transaction(connection)
         interruption = jobs.apply_spec_change(tenant, to_job_id(job), change, interrupt=interrupt)
-        return interruption.changed or bool(interruption.keys)
+        return interruption.changed or bool(interruption.interrupted_jobs)
 
     def apply_spec_change(
         self, tenant: str, job: JobID, change: SpecUpdate | JobSpec, *, interrupt: bool
@@ -159,8 +159,8 @@ class Jobs:
         )
         if interruption is None:
             raise self._make_unknown_error(tenant, job)
-        if interruption.runs:
-            self.cancel_runs(interruption.runs)
+        if interruption.interrupted_runs:
+            self.cancel_runs(interruption.interrupted_runs)
         return interruption
 
     def rebuild_job(self, tenant: str, job: JobID | str) -> bool:
@@ -381,7 +381,7 @@ class Jobs:
         siblings = self.deployment.log.list_jobs(name=job, include_dropped=True)
         if set(tenants) - {sibling.key.tenant for sibling in siblings if sibling.drop_at is None}:
             placed_spec = add_shard(self.get_source(f"{job.db}.{job.table}"), spec)
-            fit_spec(job, placed_spec, siblings, adopt=False)
+            fit_index_consumer(job, placed_spec, siblings, adopt=False)
 
     def check_job_spec(self, job: JobID, spec: JobSpec) -> SourceTable:
         """The job's table. Raises ConfigError, naming the job, for a spec that could never run."""
@@ -474,7 +474,7 @@ class Jobs:
     def _list_tenants(self, job: JobID, delta_log: DeltaLog) -> list[str]:
         """The table's tenants, and tenants that have the job, perhaps for an earlier table.
 
-        Otherwise a tenant that the table lacks would be served the earlier table's rows forever.
+        Includes tenants only of an earlier table, whose rows would else be served forever.
         """
         tenants = {row.key.tenant for row in self._find_jobs(ALL_TENANTS, job)}
         return sorted(tenants.union(delta_log.list_tenants()))

@@ -108,8 +108,8 @@ def get_remedy_verb(status: JobStatus) -> str:
     return "" if match[2] else match[1]
 
 
-def has_remedy(status: JobStatus) -> bool:
-    """Whether the message, or the code itself, says what to do."""
+def explains_remedy(status: JobStatus) -> bool:
+    """Whether the message or the code names the fix; else a person finds the cause, then repairs."""
     return status.code in _VERBS or _REMEDY.search(status.message) is not None
 
 

@@ -9,7 +9,7 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 
-from iscp_dagster.api.names import format_names, get_remedy_verb, has_remedy, suggest_command
+from iscp_dagster.api.names import explains_remedy, format_names, get_remedy_verb, suggest_command
 from iscp_dagster.delta.log.deltalog import DeltaLog
 from iscp_dagster.joblog.history import Bookmark
 from iscp_dagster.joblog.sql.log import SqlLog
@@ -37,7 +37,7 @@ RequiredIndexes = Mapping[str, Collection[str]]
 
 
 @dataclass(frozen=True, kw_only=True)
-class Lag:
+class LaggingIndex:
     """An index or consumer of a tenant that lacks the commit; `job` is None when it has none."""
 
     tenant: str
@@ -59,7 +59,7 @@ class Lag:
     @property
     def remedied(self) -> bool:
         """Whether the job's error message says how to fix it."""
-        return self.job is not None and has_remedy(self.job.status)
+        return self.job is not None and explains_remedy(self.job.status)
 
     @property
     def paused(self) -> bool:
@@ -135,7 +135,7 @@ class CommitWait:
             tenants = {lag.tenant for lag in lagging}
 
     def _pause_until_changed(
-        self, goal: int, lagging: Collection[Lag], signs: ChangeDetector, pauses: PollTimer
+        self, goal: int, lagging: Collection[LaggingIndex], signs: ChangeDetector, pauses: PollTimer
     ) -> None:
         """Return when another look may differ, or at the deadline.
 
@@ -169,7 +169,7 @@ class CommitWait:
 
     def _find_lags(
         self, goal: int, table_id: str, required: RequiredIndexes, tenants: Collection[str] | None
-    ) -> list[Lag]:
+    ) -> list[LaggingIndex]:
         """The indexes of `tenants` (None: all) that lack the commit."""
         self._get_latest_version(table_id)
         log = self.deployment.log
@@ -181,7 +181,9 @@ class CommitWait:
             self.delta_log, jobs, self.delta_log.get_latest_moment()
         )
         behind = [job for job in effective_jobs if job.watermark.version < goal]
-        lags = [Lag(tenant=job.key.tenant, index=job.key.job_name, job=job) for job in behind]
+        lags = [
+            LaggingIndex(tenant=job.key.tenant, index=job.key.job_name, job=job) for job in behind
+        ]
         registered = {(job.key.tenant, job.key.job_name) for job in jobs}
         expected = (
             required
@@ -226,7 +228,7 @@ class CommitWait:
 
     def _match_earlier_jobs(
         self, missing: Collection[tuple[str, str]], earlier: Collection[Job]
-    ) -> list[Lag]:
+    ) -> list[LaggingIndex]:
         """Indexes without a job, with the earlier table's job that blocks them, if any; and indexes
         that still serve rows of an earlier table.
         """
@@ -237,11 +239,11 @@ class CommitWait:
         }
         return [
             *(
-                Lag(tenant=tenant, index=index, job=stranded.get(index))
+                LaggingIndex(tenant=tenant, index=index, job=stranded.get(index))
                 for tenant, index in missing
             ),
             *(
-                Lag(tenant=job.key.tenant, index=job.key.job_name, job=job)
+                LaggingIndex(tenant=job.key.tenant, index=job.key.job_name, job=job)
                 for job in earlier
                 if self._is_awaited(job.key.job_name)
                 and self.tenant in {None, job.key.tenant}
@@ -249,14 +251,14 @@ class CommitWait:
             ),
         ]
 
-    def _find_unserved(self, jobs: Collection[Job]) -> list[Lag]:
+    def _find_unserved(self, jobs: Collection[Job]) -> list[LaggingIndex]:
         try:
             unserved = find_unserved(self.deployment, jobs)
         except errors.UnavailableError:
             # A server that does not answer serves nothing; wait for it.
             unserved = frozenset(job.name for job in jobs)
         return [
-            Lag(tenant=job.key.tenant, index=job.key.job_name, job=job, unserved=True)
+            LaggingIndex(tenant=job.key.tenant, index=job.key.job_name, job=job, unserved=True)
             for job in jobs
             if job.name in unserved
         ]
@@ -305,7 +307,7 @@ class CommitWait:
                 f"tenants are: {format_names(tenants, tenant)}."
             )
 
-    def _refuse_stuck(self, goal: int, lagging: Collection[Lag]) -> None:
+    def _refuse_stuck(self, goal: int, lagging: Collection[LaggingIndex]) -> None:
         broken = [lag for lag in lagging if lag.broken]
         if broken:
             raise errors.WaitError(
@@ -321,7 +323,10 @@ class CommitWait:
     def _make_unregistered_error(
         self, goal: int, unregistered: Collection[tuple[str, str]]
     ) -> errors.WaitError:
-        lags = [Lag(tenant=tenant, index=index, job=None) for tenant, index in sorted(unregistered)]
+        lags = [
+            LaggingIndex(tenant=tenant, index=index, job=None)
+            for tenant, index in sorted(unregistered)
+        ]
         be, them = ("are", "them") if len(lags) > 1 else ("is", "it")
         return errors.WaitError(
             f"{self.source.name} will not become searchable at version {goal}: "
@@ -329,10 +334,10 @@ class CommitWait:
             f"unregistered. To register {them} again, run {self._list_remedies(lags)}."
         )
 
-    def _describe_remedies(self, broken: Collection[Lag]) -> str:
+    def _describe_remedies(self, broken: Collection[LaggingIndex]) -> str:
         """The commands that fix them, unless their messages already name them."""
         instructions = {True: "Run", False: "Remove the cause, then run"}
-        by_remedied: dict[bool, list[Lag]] = {}
+        by_remedied: dict[bool, list[LaggingIndex]] = {}
         for lag in broken:
             if _get_remedy_verb(lag):
                 by_remedied.setdefault(lag.remedied, []).append(lag)
@@ -341,7 +346,7 @@ class CommitWait:
             for remedied, lags in by_remedied.items()
         )
 
-    def _list_remedies(self, lagging: Collection[Lag]) -> str:
+    def _list_remedies(self, lagging: Collection[LaggingIndex]) -> str:
         """One command per index, for every tenant if several need it."""
         tenants: dict[tuple[str, str], list[str]] = {}
         for lag in lagging:
@@ -406,19 +411,19 @@ class ChangeDetector:
         return changed
 
 
-def _format_count(lagging: Collection[Lag]) -> str:
+def _format_count(lagging: Collection[LaggingIndex]) -> str:
     return f"{len(lagging):,} job{'' if len(lagging) == 1 else 's'}"
 
 
-def _get_remedy_verb(lag: Lag) -> str:
+def _get_remedy_verb(lag: LaggingIndex) -> str:
     if lag.job is None:
         return "register"
     return get_remedy_verb(lag.job.status) if lag.broken else "resume"
 
 
-def _describe_lags(lagging: Collection[Lag]) -> str:
+def _describe_lags(lagging: Collection[LaggingIndex]) -> str:
     """What lags, and why; indexes with the same reason are named together."""
-    by_position: dict[str, list[Lag]] = {}
+    by_position: dict[str, list[LaggingIndex]] = {}
     for lag in lagging:
         by_position.setdefault(lag.describe_position(), []).append(lag)
     groups = [
@@ -428,7 +433,7 @@ def _describe_lags(lagging: Collection[Lag]) -> str:
     return _join_some(groups, "; ")
 
 
-def _format_lags(lagging: Collection[Lag]) -> str:
+def _format_lags(lagging: Collection[LaggingIndex]) -> str:
     tenants: dict[str, list[str]] = {}
     for lag in lagging:
         tenants.setdefault(lag.title, []).append(repr(lag.tenant))

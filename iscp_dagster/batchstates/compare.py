@@ -61,8 +61,10 @@ def format_layout(layout: Layout) -> str:
     return _to_json(dict(layout))
 
 
-def resolve_write(write: StateWrite, stored: StoredState | None) -> StoredState | FenceError | None:
-    """The outcome of the write if it succeeded or lost; None while it is pending."""
+def find_settled_outcome(
+    write: StateWrite, stored: StoredState | None
+) -> StoredState | FenceError | None:
+    """Return the outcome of a write that is applied or came too late; None if it may be applied."""
     if stored is not None and to_text(stored) == to_text(write.new_state):
         return stored
     return None if is_same(stored, write.expected) else make_lost_error(write, stored)
@@ -84,7 +86,7 @@ def make_lost_error(write: StateWrite, stored: StoredState | None) -> FenceError
     )
 
 
-def prepare_writes(writes: Collection[StateWrite]) -> list[StateWrite]:
+def check_and_sort_writes(writes: Collection[StateWrite]) -> list[StateWrite]:
     """The writes in the order of their ids. Raises ConfigError for an invalid write."""
     (key, times), *_ = [*Counter(write.key for write in writes).most_common(1), (None, 0)]
     if times > 1:

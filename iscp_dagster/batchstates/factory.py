@@ -26,14 +26,14 @@ TOLERATE = "ISCP_TOLERATE_STATE_MISMATCH"
 
 
 @dataclass(frozen=True, kw_only=True)
-class Backing:
+class StatePlaces:
     """Where a store may keep states: in the ISCP log's database, or behind a ClickHouse."""
 
-    log_url: str | None = field(default=None, repr=False)
+    database_url: str | None = field(default=None, repr=False)
     endpoint: ClickHouseEndpoint | None = None
 
 
-Maker = Callable[[str, Backing], "StateStore"]
+Maker = Callable[[str, StatePlaces], "StateStore"]
 """Makes the store from the full setting, such as `keepermap:/path`. Raises ConfigError."""
 
 
@@ -47,7 +47,7 @@ def make_state_store(
     of the setting before a colon, or `package.module:Name`; each is called as a `Maker`. Raises
     ConfigError for a setting that names no store, or if the store's place is not given.
     """
-    return _find_factory(setting)(setting, Backing(log_url=log_url, endpoint=endpoint))
+    return _find_factory(setting)(setting, StatePlaces(database_url=log_url, endpoint=endpoint))
 
 
 def make_opener(
@@ -111,15 +111,15 @@ def _is_database(setting: str) -> bool:
     return True
 
 
-def _make_sql_store(_: str, backing: Backing) -> StateStore:
+def _make_sql_store(_: str, backing: StatePlaces) -> StateStore:
     from iscp_dagster.batchstates.sql import SqlStates
 
-    if backing.log_url is None:
+    if backing.database_url is None:
         raise ConfigError("state_store 'sql' needs the ISCP log's database; set ISCP_LOG_URL.")
-    return SqlStates(backing.log_url)
+    return SqlStates(backing.database_url)
 
 
-def _make_keepermap_store(setting: str, backing: Backing) -> StateStore:
+def _make_keepermap_store(setting: str, backing: StatePlaces) -> StateStore:
     from iscp_dagster.batchstates.keepermap import KeeperMapStates
 
     if backing.endpoint is None:
@@ -129,7 +129,7 @@ def _make_keepermap_store(setting: str, backing: Backing) -> StateStore:
     return KeeperMapStates(backing.endpoint, **options)
 
 
-def _make_memory_store(_: str, __: Backing) -> StateStore:
+def _make_memory_store(_: str, __: StatePlaces) -> StateStore:
     from iscp_dagster.batchstates.memory import MemoryStates
 
     return MemoryStates()

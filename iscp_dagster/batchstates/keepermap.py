@@ -66,7 +66,7 @@ class KeeperMapStates(StateStore):
         return states
 
     def write_many(self, writes: Collection[StateWrite]) -> Outcomes:
-        ordered = compare.prepare_writes(writes)
+        ordered = compare.check_and_sort_writes(writes)
         inserts = list(keepersql.split_writes(write for write in ordered if write.expected is None))
         updates = list(
             keepersql.split_writes(write for write in ordered if write.expected is not None)
@@ -107,7 +107,8 @@ class KeeperMapStates(StateStore):
         """The outcomes that are settled: a statement that failed may have taken effect."""
         stored = self.read([write.key for write in writes])
         outcomes = {
-            write.key: compare.resolve_write(write, stored.get(write.key)) for write in writes
+            write.key: compare.find_settled_outcome(write, stored.get(write.key))
+            for write in writes
         }
         return {key: outcome for key, outcome in outcomes.items() if outcome is not None}
 
@@ -115,7 +116,7 @@ class KeeperMapStates(StateStore):
         rows = keepersql.format_rows(writes)
         with self._open_client("write states") as client:
             client.raw_insert(
-                self._sql.table, keepersql.COLUMNS, rows, keepersql.STRICT, keepersql.LINES
+                self._sql.table, keepersql.COLUMNS, rows, keepersql.STRICT, keepersql.ROW_FORMAT
             )
         return {write.key: write.new_state for write in writes}
 

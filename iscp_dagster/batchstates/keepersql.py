@@ -14,7 +14,7 @@ from iscp_dagster.model.portions import split_into_portions
 
 TABLE = "iscp_states"
 COLUMNS = ("state_id", "account_id", "table_id", "job_name", "job_id", "held")
-LINES = "JSONCompactEachRow"
+ROW_FORMAT = "JSONCompactEachRow"
 MOST_ROWS = 200
 """Rows per statement; one that fails is settled row by row."""
 MOST_CHARACTERS = 60_000
@@ -63,7 +63,7 @@ def build_statements(database: str, path: str) -> KeeperStatements:
         create_database=""
         if database == "default"
         else f"CREATE DATABASE IF NOT EXISTS {quote_identifier(database)}",
-        read_engine=_MADE.replace(":database", quote_string(database)).replace(
+        read_engine=_READ_ENGINE.replace(":database", quote_string(database)).replace(
             ":name", quote_string(TABLE)
         ),
         create=_CREATE.replace(":table", table).replace(":path", quote_string(path)),
@@ -113,7 +113,7 @@ CREATE TABLE IF NOT EXISTS :table (
 ) ENGINE = KeeperMap(:path) PRIMARY KEY state_id
 """
 
-_MADE = "SELECT engine_full FROM system.tables WHERE database = :database AND name = :name"
+_READ_ENGINE = "SELECT engine_full FROM system.tables WHERE database = :database AND name = :name"
 
 _READ = "SELECT state_id, held FROM :table WHERE state_id IN {ids:Array(String)}"
 

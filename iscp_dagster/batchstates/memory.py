@@ -6,7 +6,7 @@ import logging
 import threading
 from collections.abc import Collection, Mapping
 
-from iscp_dagster.batchstates.compare import prepare_writes, resolve_write
+from iscp_dagster.batchstates.compare import check_and_sort_writes, find_settled_outcome
 from iscp_dagster.batchstates.protocol import (
     Outcomes,
     StateKey,
@@ -39,14 +39,14 @@ class MemoryStates(StateStore):
 
     def write_many(self, writes: Collection[StateWrite]) -> Outcomes:
         with self._lock:
-            return {write.key: self._write_state(write) for write in prepare_writes(writes)}
+            return {write.key: self._write_state(write) for write in check_and_sort_writes(writes)}
 
     def forget(self, keys: Collection[StateKey]) -> int:
         with self._lock:
             return sum(self._states.pop(key, None) is not None for key in set(keys))
 
     def _write_state(self, write: StateWrite) -> StoredState | FenceError:
-        outcome = resolve_write(write, self._states.get(write.key))
+        outcome = find_settled_outcome(write, self._states.get(write.key))
         if outcome is None:
             outcome = self._states[write.key] = write.new_state
         return outcome

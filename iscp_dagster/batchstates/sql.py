@@ -9,11 +9,11 @@ from typing import Any
 import sqlalchemy as sa
 
 from iscp_dagster.batchstates.compare import (
+    check_and_sort_writes,
     compute_state_id,
+    find_settled_outcome,
     format_layout,
     map_by_id,
-    prepare_writes,
-    resolve_write,
 )
 from iscp_dagster.batchstates.protocol import (
     Outcomes,
@@ -28,7 +28,7 @@ from iscp_dagster.model.batch import BatchRecord, Phase, Range
 from iscp_dagster.model.errors import FenceError
 from iscp_dagster.model.moment import Moment
 from sql_transactions.engine import begin_transaction, prepare_engine
-from sql_transactions.row_values import build_rows_table, insert_into
+from sql_transactions.row_values import build_rows_table, make_insert
 from sql_transactions.tables import ensure_tables
 
 STATES_METADATA = sa.MetaData()
@@ -83,7 +83,7 @@ class SqlStates(StateStore):
 
     def write_many(self, writes: Collection[StateWrite]) -> Outcomes:
         outcomes: dict[StateKey, StoredState | FenceError] = {}
-        for portion in split_for_statements(prepare_writes(writes)):
+        for portion in split_for_statements(check_and_sort_writes(writes)):
             # One transaction per portion: rows are locked in one order, so there is no deadlock.
             with begin_transaction(self.engine, writes=True) as connection:
                 outcomes |= _write_states(connection, portion)
@@ -102,7 +102,8 @@ class SqlStates(StateStore):
 def _write_states(connection: sa.Connection, writes: Sequence[StateWrite]) -> Outcomes:
     stored = _lock_states(connection, writes)
     settled = {
-        write.key: resolve_write(write, stored.get(compute_state_id(write.key))) for write in writes
+        write.key: find_settled_outcome(write, stored.get(compute_state_id(write.key)))
+        for write in writes
     }
     outcomes = {key: outcome for key, outcome in settled.items() if outcome is not None}
     pending = [write for write in writes if write.key not in outcomes]
@@ -135,7 +136,7 @@ def _insert_states(connection: sa.Connection, writes: Sequence[StateWrite]) -> l
     """Insert the writes; returns the writes that another transaction inserted first."""
     if not writes:
         return []
-    statement = insert_into(connection.dialect, ISCP_STATES)
+    statement = make_insert(connection.dialect, ISCP_STATES)
     insert = statement.on_conflict_do_nothing().returning(_COLUMNS.state_id)
     inserted = set(connection.scalars(insert, [_to_row(write) for write in writes]))
     return [write for write in writes if compute_state_id(write.key) not in inserted]

@@ -16,11 +16,11 @@ from durable_invocations.errors import DurableError
 from iscp_dagster.api.invocations import open_invocations_client
 from iscp_dagster.api.jobs import Jobs
 from iscp_dagster.api.names import (
+    explains_remedy,
     format_command,
     format_names,
     format_title,
     get_remedy_verb,
-    has_remedy,
     suggest_command,
 )
 from iscp_dagster.cli.parts.counting import count_nouns
@@ -211,7 +211,7 @@ def inspect_jobs(deployed: Jobs, limit: float) -> Iterator[Finding]:
 
 
 def inspect_declarations(environ: Mapping[str, str]) -> Iterator[Finding]:
-    """Declaration errors that belong to no table; `jobs` reports the others."""
+    """Declaration errors that belong to no table; `inspect_jobs` reports those of a table."""
     from iscp_dagster.api.discovery import load_declarations, resolve_declarations
 
     for error in resolve_declarations(load_declarations(environ), environ).placeless:
@@ -310,7 +310,7 @@ def inspect_invocations(environ: Mapping[str, str]) -> Iterator[Finding]:
     yield _make_finding(what, problem, then)
 
 
-def inspect_graphql(environ: Mapping[str, str]) -> Iterator[Finding]:
+def inspect_served_catalog(environ: Mapping[str, str]) -> Iterator[Finding]:
     """What the GraphQL server leaves out, and why; nothing without the extra `serve`."""
     url = environ.get(CLICKHOUSE_URL) or environ.get(CLICKHOUSE_URLS)
     if not url or find_spec("graphql") is None:
@@ -346,7 +346,7 @@ def _inspect_failed_jobs(failed: Collection[Job]) -> Iterator[Finding]:
         yield Finding(what="jobs")
     groups: dict[tuple[JobID, int, str, bool], list[Job]] = {}
     for job in sorted(failed, key=_get_name_and_tenant):
-        remedy = (get_remedy_verb(job.status), has_remedy(job.status))
+        remedy = (get_remedy_verb(job.status), explains_remedy(job.status))
         groups.setdefault((job.name, job.status.code, *remedy), []).append(job)
     for (name, code, verb, remedied), jobs in sorted(groups.items()):
         tenants = sorted({job.key.tenant for job in jobs})
@@ -435,4 +435,4 @@ def inspect_deployment(
     yield from run_inspection(
         "jobs", lambda: chain(inspect_jobs(deployed(), limit), inspect_declarations(environ))
     )
-    yield from run_inspection("graphql", lambda: inspect_graphql(environ))
+    yield from run_inspection("graphql", lambda: inspect_served_catalog(environ))

@@ -51,5 +51,5 @@ def serve(
     settings = server.build_settings(environ, host, tokens)
     if not patient:
         settings.schemas.get_schema()
-        server.build_sender(environ)
+        server.check_sender(environ)
     server.serve(settings, host, port, typer.echo, follow=follow)

@@ -1,1 +1,1 @@
-"""Source tables read with Spark: snapshots and changes."""
+"""Delta tables: their log, read without Spark, and their rows, read with Spark or Arrow."""

@@ -17,7 +17,7 @@ from types import MappingProxyType
 from typing import Any
 
 from iscp_dagster.delta.spark_errors import summarize_message, translate_error
-from iscp_dagster.model.declared.images import IMAGE_COLUMNS, Stage, Transitions, TriggerConditions
+from iscp_dagster.model.declared.images import IMAGE_COLUMNS, ImageSource, Stage, TriggerConditions
 from iscp_dagster.model.declared.schema import (
     SYSTEM_COLUMNS,
     DeltaField,
@@ -92,7 +92,7 @@ class _FaultError(Exception):
 
 
 def analyze_expressions(
-    spark: Any, owner: str, fields: Sequence[DeltaField], transitions: Transitions
+    spark: Any, owner: str, fields: Sequence[DeltaField], image_source: ImageSource
 ) -> tuple[DeltaField, ...]:
     """The calculated columns of the view, with their types; nothing is read.
 
@@ -100,23 +100,23 @@ def analyze_expressions(
     for an expression that cannot be evaluated, and UnavailableError.
     """
     try:
-        return _analyze_stages(spark, tuple(fields), transitions)
+        return _analyze_stages(spark, tuple(fields), image_source)
     except _FaultError as error:
         raise ConfigError(f"{owner}: {error}") from error.__cause__
 
 
 @lru_cache(maxsize=64)
 def _analyze_stages(
-    spark: Any, fields: tuple[DeltaField, ...], transitions: Transitions
+    spark: Any, fields: tuple[DeltaField, ...], image_source: ImageSource
 ) -> tuple[DeltaField, ...]:
     columns, calculated = [*fields], list[DeltaField]()
-    for stage in transitions.stages:
+    for stage in image_source.stages:
         types = _resolve_types(spark, columns, _get_stage_expressions(stage))
         new_columns = [replace(types[name], name=name, physical=name) for name, _ in stage.columns]
         _check_names(columns, new_columns)
         columns, calculated = [*columns, *new_columns], [*calculated, *new_columns]
-    if transitions.conditions:
-        _resolve_types(spark, columns, _get_condition_expressions(transitions.conditions))
+    if image_source.conditions:
+        _resolve_types(spark, columns, _get_condition_expressions(image_source.conditions))
     return tuple(calculated)
 
 

@@ -108,7 +108,7 @@ class ChangeFeed:
             if version in self._loaded_versions:
                 continue
             self._loaded_versions.add(version)
-            for tenant, path in self.log.list_probes(version):
+            for tenant, path in self.log.list_opened_files(version):
                 self._opened_files.setdefault(tenant, []).append((version, path))
 
 

@@ -54,7 +54,7 @@ class FeedRows:
     def read_table(self) -> pa.Table:
         """All rows in memory, with their version, time and kind of change, in no order.
 
-        Raises as `TableFiles.read` does.
+        Raises as `ParquetReader.read` does.
         """
         import pyarrow as pa
 
@@ -64,7 +64,7 @@ class FeedRows:
     def read_if_small(self, most: int) -> pa.Table | None:
         """All rows; None if they exceed `most` bytes, or if Spark would read them differently.
 
-        Spark's feed has U+FFFD for what is not UTF-8. Otherwise raises as `TableFiles.read` does.
+        Spark's feed has U+FFFD for what is not UTF-8. Otherwise raises as `ParquetReader.read` does.
         """
         import pyarrow as pa
 
@@ -110,7 +110,7 @@ class FeedScan(FeedRows):
 
     output: tuple[str, ...]
     identity: tuple[str, ...]
-    tenant: str | None = None
+    tenant_column: str | None = None
     keyed: bool = True
 
     def read_batches(self, numbers: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
@@ -120,7 +120,7 @@ class FeedScan(FeedRows):
                 yield from self._read_changes().to_batches(max_chunksize=filescan.ROWS_PER_BATCH)
 
     def _read_changes(self) -> pa.Table:
-        """Raises as `TableFiles.read` does, before any row is handed on."""
+        """Raises as `ParquetReader.read` does, before any row is handed on."""
         rows = self.read_table()
         return _keep_latest(rows, self) if self.keyed else _sort_changes(rows, self)
 
@@ -135,7 +135,7 @@ def plan_feed(
     *,
     output: Sequence[str],
     identity: Sequence[str],
-    tenant: str | None,
+    tenant_column: str | None,
     keyed: bool,
 ) -> FeedScan | None:
     """The scan of these files of the feed, or None where Spark must read them.
@@ -143,7 +143,7 @@ def plan_feed(
     It runs in one task, in memory: for few rows. Spark must read files that do not hold the rows as
     they are (`filescan.can_arrow_read`), and rows that it orders or compares differently.
     """
-    feed_rows = plan_rows(location, facts, feed, [*output, *identity], tenant)
+    feed_rows = plan_rows(location, facts, feed, [*output, *identity], tenant_column)
     if feed_rows is None:
         return None
     types = {field.name: field.type for field in feed_rows.reader.fields}
@@ -154,7 +154,7 @@ def plan_feed(
         files=feed_rows.files,
         output=tuple(output),
         identity=tuple(identity),
-        tenant=tenant,
+        tenant_column=tenant_column,
         keyed=keyed,
     )
 
@@ -164,14 +164,16 @@ def plan_rows(
     facts: TableFacts,
     feed: Sequence[tuple[Moment, FeedFile]],
     columns: Sequence[str],
-    tenant: str | None,
+    tenant_column: str | None,
 ) -> FeedRows | None:
     """How to read these columns of these files of the feed; None where Spark must read them."""
     reader = filescan.make_parquet_reader(location, facts, list(dict.fromkeys(columns)))
     if reader is None or any(filescan.is_outside_table(file.path) for _, file in feed):
         return None
     partitioned = [f for f in reader.fields if f.name in facts.metadata.partition_columns]
-    commit_files = tuple(_build_commit_file(at, file, partitioned, tenant) for at, file in feed)
+    commit_files = tuple(
+        _build_commit_file(at, file, partitioned, tenant_column) for at, file in feed
+    )
     if any(
         isinstance(value, UnreadableValue)
         for p in commit_files
@@ -195,7 +197,7 @@ def _build_commit_file(
     }
     if tenant is not None and partition.get(tenant) == UnreadableValue(""):
         partition[tenant] = None
-    slice_ = filescan.Slice(path=file.path, partition=partition, bytes=file.bytes)
+    slice_ = filescan.Slice(path=file.path, partition=partition, file_bytes=file.bytes)
     return CommitFile(version=at.version, micros=at.micros, action=file.action, slice_=slice_)
 
 
@@ -250,7 +252,7 @@ def _sort_changes(rows: pa.Table, scan: FeedScan) -> pa.Table:
     import pyarrow as pa
     import pyarrow.compute as pc
 
-    by = (*filter(None, [scan.tenant]), schema.VERSION, *scan.identity)
+    by = (*filter(None, [scan.tenant_column]), schema.VERSION, *scan.identity)
     rows = _sort_rows(rows, [(name, "ascending") for name in by])
     changes = rows.select([*scan.output, schema.VERSION, schema.TIMESTAMP])
     return changes.append_column(schema.DELETED, pa.repeat(False, rows.num_rows)).append_column(

@@ -2,7 +2,7 @@
 
 Spark plans and runs the tasks; each reads its files itself, because the JVM hands rows to Python
 one at a time, which costs more than the rest of a snapshot (ADR 8). Used only where that gives the
-same rows as Spark's own reader: see `is_plain`. Imports neither pyspark nor deltalake.
+same rows as Spark's own reader: see `can_arrow_read`. Imports neither pyspark nor deltalake.
 """
 
 from __future__ import annotations
@@ -51,11 +51,11 @@ class NotPlainError(IscpError):
 
 @dataclass(frozen=True, kw_only=True)
 class Slice:
-    """Every `parts`-th row group of a file, from the `part`-th on."""
+    """Every `count`-th row group of a file, from the one at `number` on (from 0)."""
 
     path: str
     partition: Mapping[str, Any]
-    bytes: int = 0
+    file_bytes: int = 0
     """Size of the whole file; 0 if unknown."""
     number: int = 0
     count: int = 1
@@ -120,9 +120,9 @@ class ParquetReader:
         if folder is not None:
             return name, SubTreeFileSystem(folder, LocalFileSystem())
         store = open_store(
-            self.location, self.options, {name: slice_.bytes} if slice_.bytes else {}
+            self.location, self.options, {name: slice_.file_bytes} if slice_.file_bytes else {}
         )
-        if slice_.count > 1 or not 0 < slice_.bytes <= BYTES_AT_ONCE:
+        if slice_.count > 1 or not 0 < slice_.file_bytes <= BYTES_AT_ONCE:
             return name, store
         with store.open_input_file(name) as file:
             return pa.BufferReader(file.read()), None
@@ -253,7 +253,7 @@ def _slice_files(files: Sequence[DataFile], columns: Sequence[str]) -> Iterator[
             slice_ = Slice(
                 path=file.path,
                 partition=partition,
-                bytes=file.bytes,
+                file_bytes=file.bytes,
                 number=part,
                 count=parts,
                 deleted=file.deleted or None,

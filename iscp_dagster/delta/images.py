@@ -41,7 +41,7 @@ from iscp_dagster.model.declared.images import (
     ORDINAL,
     UNMATCH,
     ChangeKind,
-    Transitions,
+    ImageSource,
 )
 from iscp_dagster.model.declared.schema import (
     DELETED,
@@ -69,7 +69,7 @@ class ViewRead:
     """A view to read; its `selection` names all of the source's columns."""
 
     selection: TableSelection
-    transitions: Transitions
+    image_source: ImageSource
     calculated: Sequence[DeltaField] = ()
     """With their types, see `expressions.analyze_expressions`."""
 
@@ -78,21 +78,21 @@ class ViewRead:
         cls,
         selection: TableSelection,
         schema: Sequence[DeltaField],
-        transitions: Transitions,
+        image_source: ImageSource,
         calculated: Sequence[DeltaField],
     ) -> ViewRead:
         """Read the view with all columns of the source's `schema` that its expressions may name."""
-        view_columns = transitions.columns or ()
+        view_columns = image_source.columns or ()
         names = [f.name for f in schema if f.name in view_columns or not is_reserved(f.name)]
         types = {field.name: field.type for field in schema}
         selection = replace(selection, columns=names, types=types)
-        return cls(selection=selection, transitions=transitions, calculated=calculated)
+        return cls(selection=selection, image_source=image_source, calculated=calculated)
 
     @property
     def output(self) -> tuple[str, ...]:
         """The columns of an image."""
         selection = self.selection
-        return self.transitions.select_columns(selection.output, selection.identity)
+        return self.image_source.select_columns(selection.output, selection.identity)
 
     @property
     def types(self) -> dict[str, DeltaType]:
@@ -102,7 +102,7 @@ class ViewRead:
     @property
     def condition_columns(self) -> list[str]:
         """The names of the conditions' columns."""
-        triggers = self.transitions.conditions
+        triggers = self.image_source.conditions
         return [
             trigger.format_column_name(which) for trigger in triggers for which in (MATCH, UNMATCH)
         ]
@@ -197,11 +197,11 @@ def _set_utc(spark: Any) -> None:
     spark.conf.set("spark.sql.session.timeZone", "UTC")
 
 
-def apply_view(rows: Any, transitions: Transitions) -> Any:
+def apply_view(rows: Any, image_source: ImageSource) -> Any:
     """The rows that are in the view, with its calculated columns; NULL counts as not in it."""
     from pyspark.sql.connect import functions as F  # noqa: N812 - the name everyone knows
 
-    for stage in transitions.stages:
+    for stage in image_source.stages:
         if stage.where is not None:
             rows = rows.filter(F.expr(stage.where))
         if stage.columns:
@@ -218,19 +218,19 @@ def _select_view(rows: Any, read: ViewRead, *system: str) -> Any:
         else get_column(name)
         for name in read.output
     ]
-    return apply_view(rows, read.transitions).select(
-        *output, *_build_conditions(read.transitions), *system
+    return apply_view(rows, read.image_source).select(
+        *output, *_build_conditions(read.image_source), *system
     )
 
 
-def _build_conditions(transitions: Transitions) -> list[Any]:
+def _build_conditions(image_source: ImageSource) -> list[Any]:
     from pyspark.sql.connect import functions as F  # noqa: N812 - the name everyone knows
 
     def is_met(text: str) -> Any:
         return F.coalesce(F.expr(text), F.lit(False))
 
     condition_columns = []
-    for trigger in transitions.conditions:
+    for trigger in image_source.conditions:
         unmatch = ~is_met(trigger.match) if trigger.unmatch is None else is_met(trigger.unmatch)
         condition_columns += [
             is_met(trigger.match).alias(trigger.format_column_name(MATCH)),

@@ -41,7 +41,7 @@ DATABASE, TABLE = "docs", "symbols"
 
 
 class OutOfStepError(IscpError):
-    """The indexes did not come in step in time, or differ from their source."""
+    """The indexes were not in step, or events not delivered, in time; or an index differs."""
 
     code = 10_960
 
@@ -142,12 +142,12 @@ class Demo:
         table.add_column("in step")
         table.add_column("verified")
         for position in (
-            position for position in positions if (position.tenant, position.index) in by_index
+            position for position in positions if (position.tenant, position.job_name) in by_index
         ):
-            verdict = by_index[position.tenant, position.index]
+            verdict = by_index[position.tenant, position.job_name]
             table.add_row(
                 position.tenant,
-                position.index,
+                position.job_name,
                 f"{verdict.rows - verdict.missing + verdict.extra:,}",
                 str(position.watermark.version),
                 f"{position.lag:.1f} s" if position.lag is not None else "unbuilt",
@@ -186,7 +186,7 @@ def run(*, keep: bool) -> int:
             )
             began = time.monotonic()
             verdicts = demo.run_steps()
-        _report_result(console, verdicts, time.monotonic() - began)
+        _require_agreement(console, verdicts, time.monotonic() - began)
         if keep:
             control.print_status(as_json=False)
             console.print(_NEXT, markup=False, soft_wrap=True)
@@ -205,13 +205,13 @@ def _find_table(tables: Iterable[SourceTable]) -> SourceTable:
     raise SetupError(f"no module of assets/ declares {DATABASE}.{TABLE}; put assets/docs.py back")
 
 
-def _report_result(console: Console, verdicts: Sequence[IndexVerdict], seconds: float) -> None:
+def _require_agreement(console: Console, verdicts: Sequence[IndexVerdict], seconds: float) -> None:
     wrong = [verdict for verdict in verdicts if not verdict.agrees]
     if wrong or not verdicts:
         raise OutOfStepError(f"{len(wrong)} of {len(verdicts)} indexes differ from their source.")
     rows = sum(verdict.rows for verdict in verdicts)
     console.print(
-        f"[green]Every index agrees with its source[/]: {len(verdicts)} partitions, "
+        f"[green]Every index agrees with its source[/]: {len(verdicts)} comparisons, "
         f"{rows:,} rows compared, {seconds:.0f} s."
     )
 

@@ -94,7 +94,7 @@ def pair_images(
 
 
 def sort_changes(changes: Iterable[StampedChange]) -> list[StampedChange]:
-    """The changes by commit and place in it; those of different tenants stay as they came."""
+    """The changes by commit and place in it; where tenants have equal places, the order stays."""
     return sorted(changes, key=lambda stamped: stamped[1])
 
 

@@ -7,7 +7,7 @@ from datetime import datetime, timedelta
 
 from iscp_dagster.model.moment import EPOCH
 
-NANOS = 1_000
+NANOS_PER_MICROSECOND = 1_000
 """Nanoseconds of a microsecond, the unit in which rows carry the commit's time."""
 
 
@@ -32,12 +32,12 @@ class SourceTimestamp:
     @property
     def at(self) -> datetime:
         """The commit's time, aware UTC; nanoseconds are cut to microseconds."""
-        return EPOCH + timedelta(microseconds=self.nanos // NANOS)
+        return EPOCH + timedelta(microseconds=self.nanos // NANOS_PER_MICROSECOND)
 
     @classmethod
     def from_micros(cls, micros: int, *, version: int, ordinal: int = 0) -> SourceTimestamp:
         """The timestamp of a commit at `micros` since the epoch."""
-        return cls(nanos=micros * NANOS, version=version, ordinal=ordinal)
+        return cls(nanos=micros * NANOS_PER_MICROSECOND, version=version, ordinal=ordinal)
 
     @classmethod
     def from_datetime(cls, at: datetime, *, version: int, ordinal: int = 0) -> SourceTimestamp:

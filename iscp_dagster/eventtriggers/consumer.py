@@ -17,7 +17,7 @@ from iscp_dagster.eventtriggers.images import build_changes, list_view_columns, 
 from iscp_dagster.eventtriggers.pending_events import PendingEventBuilder
 from iscp_dagster.joblog.sql.log import SqlLog
 from iscp_dagster.joblog.sql.trigger_rows import (
-    ActiveSet,
+    TriggerState,
     read_active_keys,
     read_active_sets,
     store_active_set,
@@ -109,7 +109,7 @@ class _TenantOutcome:
         counts: dict[str, Any] = {
             "matches": self.evaluated.count(EventType.MATCH),
             "unmatches": self.evaluated.count(EventType.UNMATCH),
-            "active": self.evaluated.active_set.number,
+            "active": self.evaluated.active_set.row_count,
         }
         gap = self.evaluated.gap
         return counts | ({"gap": gap} if gap else {})
@@ -121,7 +121,7 @@ class _ConsumeCall:
 
     consumer: TriggerConsumer
     retriever: DataRetriever
-    active_sets: dict[str, ActiveSet] = field(default_factory=dict)
+    active_sets: dict[str, TriggerState] = field(default_factory=dict)
     """By tenant, as earlier iterations kept them."""
 
     def consume(self) -> None:
@@ -240,7 +240,7 @@ class _ConsumeCall:
             with connection.begin_nested():
                 if outcome.events:
                     bounds = self.consumer.evaluator.pending_limits
-                    self.consumer.outbox.put(connection, outcome.events, bounds=bounds)
+                    self.consumer.outbox.record_events(connection, outcome.events, bounds=bounds)
                 store_active_set(
                     connection,
                     self._get_job_key(tenant),

@@ -16,7 +16,7 @@ from iscp_dagster.events.hysteresis import (
     InitialMode,
     TriggerMachine,
 )
-from iscp_dagster.joblog.sql.trigger_rows import ActiveSet
+from iscp_dagster.joblog.sql.trigger_rows import TriggerState
 from iscp_dagster.model.batch import Range
 from iscp_dagster.model.declared.endpoints import Endpoint
 from iscp_dagster.model.declared.eventtriggers import Trigger
@@ -41,7 +41,7 @@ class TriggerEvaluation:
     """
 
     fired: Sequence[FiredEvent] = ()
-    active_set: ActiveSet
+    active_set: TriggerState
     added: Collection[str] = ()
     removed: Collection[str] = ()
     replaces_all: bool = False
@@ -66,7 +66,7 @@ class TriggerEvaluator:
         return Hysteresis(has_unmatch=self.trigger.unmatch is not None)
 
     @cached_property
-    def definition(self) -> str:
+    def definition_digest(self) -> str:
         """A digest of what decides whether a row is active; a new one makes a new generation."""
         text = json.dumps([self.trigger.definition, *self.identity], sort_keys=True)
         return hashlib.sha256(text.encode()).hexdigest()[:32]
@@ -91,14 +91,14 @@ class TriggerEvaluator:
         """Why a set kept by another definition is computed again."""
         return f"the definition of trigger {self.trigger.name!r} changed"
 
-    def has_other_definition(self, active_set: ActiveSet) -> bool:
+    def has_other_definition(self, active_set: TriggerState) -> bool:
         """Whether the set was kept by another definition."""
-        return active_set.definition != self.definition
+        return active_set.definition != self.definition_digest
 
     def evaluate_changes(
         self,
         changes: Sequence[StampedChange],
-        before: ActiveSet | None,
+        before: TriggerState | None,
         active: Collection[str],
         read: TenantRead,
     ) -> TriggerEvaluation:
@@ -125,7 +125,7 @@ class TriggerEvaluator:
     def _apply_changes(
         self,
         changes: Sequence[StampedChange],
-        before: ActiveSet | None,
+        before: TriggerState | None,
         active: Collection[str],
         read: TenantRead,
     ) -> TriggerEvaluation:
@@ -135,7 +135,7 @@ class TriggerEvaluator:
             machine.apply_changes(stamped for stamped in changes if stamped[1].version > upto)
         )
         delta = sum(1 if event.type is EventType.MATCH else -1 for event in fired)
-        number = (0 if before is None else before.number) + delta
+        number = (0 if before is None else before.row_count) + delta
         keeps_set = self.hysteresis.has_unmatch
         return TriggerEvaluation(
             fired=fired,
@@ -162,7 +162,7 @@ class TriggerEvaluator:
         )
 
     def _resume_after_gap(
-        self, machine: TriggerMachine, before: ActiveSet | None, read: TenantRead
+        self, machine: TriggerMachine, before: TriggerState | None, read: TenantRead
     ) -> TriggerEvaluation:
         gap, earlier = _describe_gap(before, read), "" if before is None else before.gap
         active_set = self._make_active_set(read, len(machine.active), gap or earlier)
@@ -174,18 +174,18 @@ class TriggerEvaluator:
         """The rows to keep as active: none without hysteresis, where each image shows it."""
         return machine.active if self.hysteresis.has_unmatch else ()
 
-    def _make_active_set(self, read: TenantRead, number: int, gap: str = "") -> ActiveSet:
-        return ActiveSet(
+    def _make_active_set(self, read: TenantRead, number: int, gap: str = "") -> TriggerState:
+        return TriggerState(
             registration=read.registration,
-            definition=self.definition,
-            number=number,
+            definition=self.definition_digest,
+            row_count=number,
             upto=read.range.to.version,
             since=read.range.to,
             gap=gap,
         )
 
 
-def _describe_gap(before: ActiveSet | None, read: TenantRead) -> str:
+def _describe_gap(before: TriggerState | None, read: TenantRead) -> str:
     """The commits whose transitions are unknown, and why; empty: all were evaluated before."""
     first, last = read.range.from_.version + 1, read.range.to.version
     # A restored table continues from an earlier version than it had.

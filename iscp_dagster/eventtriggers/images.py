@@ -141,7 +141,7 @@ def _has_invalid_utf8(values: pa.ChunkedArray) -> bool:
 
 
 def _filter_transitions(rows: pa.Table) -> pa.Table:
-    """The rows without changes that match both before and after, or neither."""
+    """Only the rows of changes by which a row begins or ceases to match."""
     updates = pc.equal(rows[images.CHANGE], int(images.ChangeKind.UPDATE))
     single = rows.filter(pc.and_(pc.invert(updates), _mask_true(rows, images.MATCH)))
     before, after = (_sort_images(rows, updates, image) for image in (images.BEFORE, images.AFTER))

@@ -8,7 +8,7 @@ from typing import Any, ClassVar
 from iscp_dagster.model.consumers.kinds import DeclaredKind, ScanContext
 from iscp_dagster.model.consumers.protocol import Consumer
 from iscp_dagster.model.declared.eventtriggers import Trigger
-from iscp_dagster.model.declared.images import Transitions, TriggerConditions
+from iscp_dagster.model.declared.images import ImageSource, TriggerConditions
 from iscp_dagster.model.declared.tables import SourceTable
 from iscp_dagster.model.errors import ConfigError
 from iscp_dagster.model.jobs import Job
@@ -34,7 +34,7 @@ class EventTriggerKind(DeclaredKind):
     def list_declared(self, source: SourceTable) -> Sequence[Trigger]:
         return source.triggers
 
-    def get_transitions(self, source: SourceTable, info: ConsumerInfo) -> Transitions | None:
+    def get_image_source(self, source: SourceTable, info: ConsumerInfo) -> ImageSource | None:
         trigger = next((trigger for trigger in source.triggers if trigger.name == info.job), None)
         if trigger is None:
             raise ConfigError(
@@ -44,7 +44,7 @@ class EventTriggerKind(DeclaredKind):
         condition = TriggerConditions(
             name=trigger.name, match=trigger.match, unmatch=trigger.unmatch
         )
-        return Transitions.of(trigger.on.definition).replace_conditions([condition])
+        return ImageSource.of(trigger.on.definition).replace_conditions([condition])
 
     def make_consumer(self, source: SourceTable, info: ConsumerInfo, scan: ScanContext) -> Consumer:
         from iscp_dagster.eventtriggers.consumer import TriggerConsumer

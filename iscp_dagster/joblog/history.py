@@ -30,8 +30,8 @@ class HistoryEntry:
     name: JobID
     registration: int
     event: Event
-    before: JobState | None
-    after: JobState
+    from_state: JobState | None
+    to_state: JobState
     actor: str = ""
     from_: Moment | None = None
     to: Moment | None = None
@@ -47,29 +47,29 @@ class HistoryEntry:
     @property
     def interrupted(self) -> bool:
         """Whether it ended an iteration without a result: canceled, or its run or table is gone."""
-        return _is_interruption(self.before, self.event)
+        return _is_interruption(self.from_state, self.event)
 
 
 @dataclass(frozen=True)
 class Bookmark:
-    """How far a reader of the history has come; it continues at `resume_at` if the log is the same.
+    """How far a reader of the history has come; it continues at `position` if the log is the same.
 
     The log is the same if its entry `number`, then the newest (0: none), still has the `sign`; a
     log that was emptied, or restored to an earlier state, has lost that entry or its sign.
     """
 
-    resume_at: int
+    position: int
     number: int
     sign: str
 
     def __str__(self) -> str:
-        return f"{self.resume_at}.{self.number}.{self.sign}"
+        return f"{self.position}.{self.number}.{self.sign}"
 
     @classmethod
     def parse(cls, text: str) -> Bookmark:
         """Read what `str` wrote. Raises ValueError on anything else."""
-        resume_at, number, sign = text.split(".")
-        return cls(int(resume_at), int(number), sign)
+        position, number, sign = text.split(".")
+        return cls(int(position), int(number), sign)
 
     @staticmethod
     def compute_sign(at: datetime, registration: int) -> str:
@@ -96,8 +96,8 @@ def make_entry(before: Job | None, after: Job, *, at: datetime, actor: str) -> H
         name=after.name,
         registration=after.registration,
         event=event,
-        before=state,
-        after=after.state,
+        from_state=state,
+        to_state=after.state,
         actor=(after.run_id or actor) if event in OF_A_RUN else actor,
         from_=status.from_ if event in OF_A_RUN else None,
         to=status.to if event in OF_A_RUN else None,
@@ -127,7 +127,7 @@ class Usage:
 
     tenant: str
     name: JobID
-    iterations: int = 0
+    completed: int = 0
     failed: int = 0
     canceled: int = 0
     """Ended without a result, also because the run or table is gone."""

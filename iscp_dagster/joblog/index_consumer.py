@@ -12,7 +12,9 @@ from iscp_dagster.model.jobs import Job, JobID
 from iscp_dagster.model.specs import ConsumerInfo, JobSpec
 
 
-def fit_spec(name: JobID, spec: JobSpec, others: Iterable[Job], *, adopt: bool) -> JobSpec:
+def fit_index_consumer(
+    name: JobID, spec: JobSpec, others: Iterable[Job], *, adopt: bool
+) -> JobSpec:
     """Fit `spec` to the other jobs of its index, dropped ones included.
 
     All jobs of an index have the same consumer. If `spec` has another one, `adopt` takes theirs;

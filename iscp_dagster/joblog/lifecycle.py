@@ -66,7 +66,7 @@ def register_job(row: NewJob, *, registration: int, seq: int, now: datetime) -> 
     )
 
 
-def migrate_jobs(jobs: Iterable[Job], table_id: str) -> list[NewJob]:
+def make_successor_jobs(jobs: Iterable[Job], table_id: str) -> list[NewJob]:
     """The same jobs, to be registered for the table that replaced theirs."""
     return [
         NewJob(tenant=job.key.tenant, name=job.name, table_id=table_id, spec=job.spec)

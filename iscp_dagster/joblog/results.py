@@ -10,10 +10,10 @@ from iscp_dagster.model.jobs import JobKey
 
 @dataclass(frozen=True, kw_only=True)
 class SpecUpdateResult:
-    """The iterations that a change of spec canceled."""
+    """Whether a change of spec changed anything, and what it interrupted."""
 
-    keys: tuple[JobKey, ...] = ()
-    runs: frozenset[str] = frozenset()
+    interrupted_jobs: tuple[JobKey, ...] = ()
+    interrupted_runs: frozenset[str] = frozenset()
     changed: bool = False
     """Whether any spec or state changed."""
 

@@ -13,7 +13,7 @@ from iscp_dagster.model.declared.tables import DEFAULT_TENANT
 SECONDS = 300.0
 """The default timeout of a wait."""
 MOST_SECONDS = 3 * 86_400.0
-"""A wait is two entries a minute, which each of its attempts replays."""
+"""The longest timeout: a wait adds two journal entries a minute, and each attempt replays all."""
 Timeout = Annotated[float, Field(ge=0, le=MOST_SECONDS)]
 """In seconds."""
 _STRICT = ConfigDict(extra="forbid")

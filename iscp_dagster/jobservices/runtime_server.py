@@ -37,9 +37,9 @@ from iscp_dagster.serve.web.server import open_listener
 from iscp_dagster.serviceconsumers.errors import raise_job_errors
 
 HOST = "127.0.0.1"
-OWN = "dp_iscp"
+OWN_DEPLOYMENT_ID = "dp_iscp"
 """The id of the deployment of the process's own services, whatever their address."""
-SERVICES = "/services"
+SERVICES_PATH = "/services"
 _END_SECONDS = 2
 _AGAIN_SECONDS = 0.5
 _LEAST_PRUNE_SECONDS = 1.0
@@ -148,7 +148,7 @@ def build_application(
         credential=f"the token of {INVOCATIONS_TOKEN}",
         # Dagster's pages lead people to an invocation.
         admission=Admission(hosts=hosts, hosts_setting=ALLOWED_HOSTS, links=True),
-        own=OWN,
+        own=OWN_DEPLOYMENT_ID,
         own_path=path,
         routes=[Mount(path, settings.services)] if settings.services else [],
         beside=lambda runtime: _register_own(runtime, f"{address}{path}", settings),
@@ -158,8 +158,8 @@ def build_application(
 def derive_services_path(token: str) -> str:
     """The path of the own services. Without the token nobody can guess it, so it needs no other."""
     if not token:
-        return SERVICES
-    return f"{SERVICES}/{hmac.new(token.encode(), b'services', hashlib.sha256).hexdigest()}"
+        return SERVICES_PATH
+    return f"{SERVICES_PATH}/{hmac.new(token.encode(), b'services', hashlib.sha256).hexdigest()}"
 
 
 async def _register_own(runtime: Runtime, url: str, settings: ServerSettings) -> None:
@@ -169,7 +169,7 @@ async def _register_own(runtime: Runtime, url: str, settings: ServerSettings) ->
             # uvicorn, which serves this, would warn of HTTP/2.
             deployment, services = await runtime.discover(url, http=HTTP_1)
             register = Register(
-                deployment=replace(deployment, id=OWN), services=services, force=True
+                deployment=replace(deployment, id=OWN_DEPLOYMENT_ID), services=services, force=True
             )
             outcome = await runtime.do(register)
         except UnavailableError:

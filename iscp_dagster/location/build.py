@@ -56,8 +56,8 @@ def build_definitions(
 ) -> Definitions:
     """All Dagster definitions of `tables`, and of what is declared over them.
 
-    `resources` has `iscp`, whose `create_deployment()` provides services, and an IO manager
-    `<kind>_index` for every index kind; `resources_from_environment` makes them. `environ`
+    `resources` has `iscp`, whose `create_deployment()` provides services, and, for tables with
+    indexes, the IO manager `clickhouse`; `resources_from_environment` makes them. `environ`
     (default: the process's own) says how often the runner looks, how long runs are kept, and which
     ClickHouses there are: a sharded index becomes one index per server, and all runs that write to
     them share one pool. A declaration that conflicts with others is left out, and reported by its
@@ -79,7 +79,7 @@ def build_declared_definitions(
     """Like `build_definitions`, for collected declarations."""
     environ = os.environ if environ is None else environ
     sound = filter_declarations(declarations, environ)
-    shared = build_runner_definitions(
+    shared = build_shared_definitions(
         sound.tables, resources, declarations=declarations, environ=environ
     )
     table_definitions = [build_table_definitions(table, environ=environ) for table in sound.tables]
@@ -116,7 +116,7 @@ def build_table_definitions(
     )
 
 
-def build_runner_definitions(
+def build_shared_definitions(
     tables: Sequence[SourceTable],
     resources: Mapping[str, Any],
     *,

@@ -33,4 +33,4 @@ def _refuse_dispatch(deployment: Deployment, run: DagsterRun, error: Exception) 
     text = str(error) if expected else f"{type(error).__name__}: {error}"
     # The log may be the service that does not answer.
     with suppress(IscpError):
-        deployment.log.refuse(dispatch, code, text)
+        deployment.log.fail_queued_jobs(dispatch, code, text)

@@ -1,4 +1,4 @@
-"""A job: one index of one tenant of one table, as one row of the ISCP log."""
+"""A job: one consumer of one tenant of one table, as one row of the ISCP log."""
 
 from __future__ import annotations
 

@@ -19,7 +19,7 @@ def make_job_name(source: SourceTable, consumer: DeclaredConsumer) -> JobID:
 
 
 def make_job_spec(source: SourceTable, consumer: DeclaredConsumer) -> JobSpec:
-    """The spec of a self-registering job; columns and options follow the declaration."""
+    """The spec of a self-registering job; empty columns and options mean: as declared."""
     info = ConsumerInfo(
         type=consumer.kind,
         db=source.database,
@@ -63,7 +63,7 @@ def list_table_specs(
     return make_job_specs(source, auto) | requested
 
 
-def compute_terms(source: SourceTable, standing: Mapping[JobID, JobSpec]) -> str:
+def hash_table_jobs(source: SourceTable, standing: Mapping[JobID, JobSpec]) -> str:
     """A digest of what determines the table's tenants and the jobs of each."""
     specs = {str(name): spec.to_json() for name, spec in list_table_specs(source, standing).items()}
     return compute_digest(json.dumps([source.path, source.tenant, specs], sort_keys=True))
@@ -76,7 +76,7 @@ def make_new_jobs(
     *,
     existing: Collection[tuple[str, str]] = (),
 ) -> list[NewJob]:
-    """One job per spec and tenant, except the (tenant, job name) pairs in `but`."""
+    """One job per spec and tenant, except the (tenant, job name) pairs in `existing`."""
     return [
         NewJob(tenant=tenant, name=name, table_id=table_id, spec=spec)
         for name, spec in specs.items()

@@ -45,13 +45,13 @@ class DueIteration:
     """Whether it is a step of a longer backlog."""
 
     @property
-    def soonest(self) -> int:
+    def earliest_end(self) -> int:
         """The earliest version that it may end at: a step takes at least a third of its range."""
         after, last = self.iteration.from_.version, self.iteration.to.version
         return last - (last - after) * 2 // 3 if self.is_partial else last
 
     @property
-    def since(self) -> int:
+    def earliest_start(self) -> int:
         """The earliest version to read from.
 
         Nothing changed for its tenants between it and the iteration's start.
@@ -59,7 +59,7 @@ class DueIteration:
         return max(job.watermark.version for job in self.jobs)
 
     @property
-    def began(self) -> datetime:
+    def oldest_start_at(self) -> datetime:
         """When the longest-waiting job last began; `NEVER` if one is new."""
         return min(job.status.start_at or NEVER for job in self.jobs)
 
@@ -148,7 +148,7 @@ def _group_by_end(members: Sequence[DueIteration]) -> list[list[DueIteration]]:
     def find_end(candidate: DueIteration) -> Moment | None:
         position = bisect_right(ends, candidate.iteration.to)
         latest = ends[position - 1] if position else None
-        return latest if latest is not None and latest.version >= candidate.soonest else None
+        return latest if latest is not None and latest.version >= candidate.earliest_end else None
 
     for candidate in sorted(members, key=lambda member: member.iteration.to):
         if find_end(candidate) is None:
@@ -167,8 +167,13 @@ def _group_by_start(members: Sequence[DueIteration]) -> Iterator[tuple[Moment, l
     remaining = sorted(members, key=lambda candidate: candidate.iteration.from_.version)
     while remaining:
         start = remaining[0].iteration.from_
-        yield start, [candidate for candidate in remaining if candidate.since <= start.version]
-        remaining = [candidate for candidate in remaining if candidate.since > start.version]
+        yield (
+            start,
+            [candidate for candidate in remaining if candidate.earliest_start <= start.version],
+        )
+        remaining = [
+            candidate for candidate in remaining if candidate.earliest_start > start.version
+        ]
 
 
 def _split_by_size(

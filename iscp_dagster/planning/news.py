@@ -56,7 +56,7 @@ def add_range(
 def take_batches(
     pending: Sequence[PendingNews], changed: Callable[[PendingNews], Collection[str]], most: int
 ) -> tuple[list[NewsBatch], list[PendingNews]]:
-    """At most `room` tenants to report, oldest range first, and what stays pending."""
+    """At most `most` tenants to report, oldest range first, and what stays pending."""
     news: list[NewsBatch] = []
     rest: list[PendingNews] = list(pending)
     while rest and most > 0:

@@ -16,7 +16,7 @@ DIGEST_BYTES = 4
 
 @dataclass(frozen=True, kw_only=True)
 class Problem:
-    """A message about the table, reported once as long as its `kind` stays the same."""
+    """A message about the table, reported once as long as its `fingerprint` stays the same."""
 
     table: str
     message: str

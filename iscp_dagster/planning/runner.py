@@ -21,7 +21,7 @@ from iscp_dagster.joblog.history import Bookmark
 from iscp_dagster.joblog.results import ChangedTenants
 from iscp_dagster.model.declared.tables import SourceTable
 from iscp_dagster.model.errors import IscpError
-from iscp_dagster.planning.job_specs import compute_terms
+from iscp_dagster.planning.job_specs import hash_table_jobs
 from iscp_dagster.planning.joining import DueIteration, join_iterations
 from iscp_dagster.planning.look import (
     Dispatch,
@@ -56,7 +56,7 @@ class _RankedIteration:
 
     @property
     def began(self) -> datetime:
-        return self.due.began
+        return self.due.oldest_start_at
 
 
 @dataclass
@@ -115,7 +115,7 @@ class Runner:
                 if (
                     new
                     and last_mark
-                    and at_rest.get(source.name) == compute_terms(source, standing)
+                    and at_rest.get(source.name) == hash_table_jobs(source, standing)
                 ):
                     watch.resume(last_mark, at_rest[source.name])
                 mark = watch.refresh(last_mark, touched, standing, poll=self._should_poll(watch))
@@ -165,7 +165,7 @@ class Runner:
                 problems.append(problem)
 
     def _should_poll(self, watch: TableWatch) -> bool:
-        """Whether to poll the table for a commit: in an object store every `scan_seconds`."""
+        """Whether to poll the table for a commit: in an object store every `poll_seconds`."""
         now, name = self.monotonic(), watch.source.name
         # A look comes a little early or late.
         next_poll = self._last_poll.get(name, float("-inf")) + 0.9 * self.poll_seconds
@@ -220,7 +220,7 @@ class Runner:
         earlier_events = log.read_changed_tenants(before.bookmark)
         if not earlier_events.complete:
             return events, {}
-        if self._missed_since is None or before.bookmark.resume_at < self._missed_since.resume_at:
+        if self._missed_since is None or before.bookmark.position < self._missed_since.position:
             self._missed_since = before.bookmark
         return replace(events, tenants=events.tenants | earlier_events.tenants), before.at_rest
 
@@ -237,11 +237,11 @@ class Runner:
         since = self._missed_since if self._missed_since and behind & skipped else events.upto
         # The bookmark must also name the newest entry: a log without it is another one.
         self._missed_since = replace(
-            self.deployment.log.read_changed_tenants(None).upto, resume_at=since.resume_at
+            self.deployment.log.read_changed_tenants(None).upto, position=since.position
         )
         not_at_rest = skipped | {problem.table for problem in look.problems}
         after.at_rest = {name: at_rest[name] for name in at_rest.keys() & skipped} | {
-            name: watch.terms
+            name: watch.jobs_digest
             for name, watch in self.watches.items()
             if watch.at_rest and name not in not_at_rest
         }
@@ -254,7 +254,7 @@ class Runner:
         """
         return any(map(_has_new_commit, self.watches.values()))
 
-    def has_new_event(self) -> bool:
+    def has_new_history(self) -> bool:
         """Whether something happened to a job since the last look began; one statement."""
         return bool(self.deployment.log.read_changed_tenants(self._heard_since).tenants)
 

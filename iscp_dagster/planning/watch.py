@@ -24,7 +24,7 @@ from iscp_dagster.model.specs import JobSpec
 from iscp_dagster.model.states import JobState
 from iscp_dagster.planning import table_problems
 from iscp_dagster.planning.effective import compute_effective_jobs, flush_jobs, is_in_step
-from iscp_dagster.planning.job_specs import compute_terms, list_table_specs, make_new_jobs
+from iscp_dagster.planning.job_specs import hash_table_jobs, list_table_specs, make_new_jobs
 from iscp_dagster.planning.joining import DueIteration, bound_iteration
 from iscp_dagster.planning.newcomers import find_latest_moments, set_first_watermarks
 from iscp_dagster.planning.problems import Problem, make_problem
@@ -45,13 +45,13 @@ TenantsByTable = Mapping[str, frozenset[str]]
 
 @dataclass
 class TableWatch:
-    """The watch over `source`; `open` are the tenants that may have something due."""
+    """The watch over `source`; `open_tenants` may have something due."""
 
     deployment: Deployment
     source: SourceTable
     delta_log: DeltaLog
     mark: LogMark | None = None
-    terms: str = ""
+    jobs_digest: str = ""
     """The terms (`planning.declared`) under which it was begun."""
     open_tenants: set[str] = field(default_factory=set)
     found_tenants: tuple[str, ...] | None = None
@@ -73,7 +73,7 @@ class TableWatch:
 
     def resume(self, mark: LogMark, terms: str) -> None:
         """Continue from a look in which the table was `at_rest`, as if this watch had been kept."""
-        self.mark, self.terms = mark, terms
+        self.mark, self.jobs_digest = mark, terms
 
     def refresh(
         self,
@@ -117,7 +117,7 @@ class TableWatch:
         return mark
 
     def plan_due(self) -> Iterator[DueIteration]:
-        """The iterations due, each of one tenant; removes tenants that rest from `open`."""
+        """The iterations due, each of one tenant; removes tenants that rest from `open_tenants`."""
         if not self.open_tenants or self.mark is None:
             return
         table_id = self.delta_log.get_table_id(self.mark.moment.version)
@@ -160,7 +160,7 @@ class TableWatch:
 
     def _examine_table(self, mark: LogMark, standing: Mapping[JobID, JobSpec]) -> None:
         """Start over: find the tenants, register their jobs, open what may be due."""
-        self.terms = compute_terms(self.source, standing)
+        self.jobs_digest = hash_table_jobs(self.source, standing)
         table_id = self.delta_log.get_table_id(mark.moment.version)
         tenants = self.delta_log.list_tenants(mark.moment.version)
         self.tenantless_size = self.delta_log.get_unnamed_size(mark.moment.version)
@@ -282,7 +282,7 @@ class TableWatch:
             table_problems.find_earlier_ids(self.deployment, self.source, table_id)
         ):
             if self.source.on_replace == REBUILD:
-                self.deployment.log.migrate_jobs(earlier, table_id)
+                self.deployment.log.reregister_jobs(earlier, table_id)
             else:
                 message = GONE.format(name=self.source.name, old=earlier, new=table_id)
                 self.deployment.log.mark_stranded(earlier, TableGoneError.code, message)

@@ -17,7 +17,7 @@ from iscp_dagster.runs.internals import (
     LaunchRunContext,
     WorkerStatus,
 )
-from iscp_dagster.runs.run_names import is_iterating_run
+from iscp_dagster.runs.run_names import is_iteration_run
 from iscp_dagster.runs.server import END, PING, SOCKET_VARIABLE, START, ask
 from iscp_dagster.runs.server_address import SERVER_TAG, RunServerAddress
 
@@ -121,7 +121,7 @@ class WarmRunLauncher(dg.DefaultRunLauncher):
             return
         begun = [dg.DagsterRunStatus.STARTING, dg.DagsterRunStatus.STARTED]
         for run in self._instance.get_runs(dg.RunsFilter(statuses=begun)):
-            if is_iterating_run(run) and RunServerAddress.from_run(run) is None:
+            if is_iteration_run(run) and RunServerAddress.from_run(run) is None:
                 try:
                     self.terminate(run.run_id)
                 except dg.DagsterError as error:

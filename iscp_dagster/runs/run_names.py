@@ -38,12 +38,12 @@ def find_runs(instance: DagsterInstance, names: Collection[str]) -> list[Dagster
 
 
 def tag_if_by_hand(instance: DagsterInstance, run: DagsterRun) -> None:
-    """Have `is_iteration` recognize a run that the runner did not start. Idempotent."""
-    if not is_iterating_run(run):
+    """Have `is_iteration_run` recognize a run that the runner did not start. Idempotent."""
+    if not is_iteration_run(run):
         instance.add_run_tags(run.run_id, {BY_HAND_TAG: "true"})
 
 
-def is_iterating_run(run: DagsterRun) -> bool:
+def is_iteration_run(run: DagsterRun) -> bool:
     return not {DISPATCH_TAG, BY_HAND_TAG}.isdisjoint(run.tags)
 
 

@@ -40,9 +40,9 @@ ANSWER_SECONDS = 10.0
 """How long one side waits for the other."""
 LONGEST = 2**20
 """Most bytes of a request."""
-GRACE_SECONDS = 2.0
+ANSWER_MARGIN_SECONDS = 2.0
 """A request read with less time than this left is not answered: its sender may give up."""
-END_SECONDS = 10.0
+RUNS_END_SECONDS = 10.0
 """How long interrupted runs may take to end before the server does."""
 PRELOADED = (
     "clickhouse_connect",
@@ -175,7 +175,7 @@ class RunServer:
 
     def _answer_request(self, request: Mapping[str, Any], connection: socket.socket) -> None:
         command, run = request["what"], str(request.get("run", ""))
-        if time.monotonic() > float(request["until"]) - GRACE_SECONDS:
+        if time.monotonic() > float(request["until"]) - ANSWER_MARGIN_SECONDS:
             return
         with _block_signals():
             has_run = run in self._pids
@@ -210,7 +210,7 @@ class RunServer:
         for pid in self._pids.values():
             with suppress(ProcessLookupError):
                 os.kill(pid, signal.SIGINT)
-        deadline = threading.Timer(END_SECONDS, os._exit, (0,))
+        deadline = threading.Timer(RUNS_END_SECONDS, os._exit, (0,))
         deadline.daemon = True
         deadline.start()
         for pid in self._pids.values():

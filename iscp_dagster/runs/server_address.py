@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 SERVER_TAG = ".dagster/iscp_run_server"
 """Says which server has a run, see `RunServerAddress.from_run`; the UI hides such tags."""
-TAKE_SECONDS = 20.0
+LOCK_SECONDS = 20.0
 """How long a server waits for an earlier one at its place, and for that one's runs, to end."""
 
 
@@ -74,7 +74,7 @@ def lock_address(socket: str) -> RunServerAddress:
     """
     path = _get_lock_path(socket)
     lock = os.open(path, os.O_RDWR | os.O_CREAT, 0o600)
-    until = time.monotonic() + TAKE_SECONDS
+    until = time.monotonic() + LOCK_SECONDS
     while not _try_lock(lock):
         if time.monotonic() > until:
             os.close(lock)

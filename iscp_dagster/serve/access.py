@@ -36,8 +36,8 @@ class Viewer:
         return self.tenants is None or tenant in self.tenants
 
 
-EVERYONE = Viewer(tenants=None)
-"""The viewer of a server without tokens, which only this machine can reach."""
+ALL_TENANTS_VIEWER = Viewer(tenants=None)
+"""Sees every tenant: of a server without tokens, which is local, or with a token for `*`."""
 
 
 class Access(Protocol):
@@ -61,7 +61,7 @@ class OpenAccess:
 
     def identify_viewer(self, token: str | None) -> Viewer:
         del token
-        return EVERYONE
+        return ALL_TENANTS_VIEWER
 
 
 @dataclass
@@ -171,7 +171,7 @@ def parse_bearer(header: str | None) -> str | None:
 
 def _parse_viewer(tenants: Any, subject: str) -> Viewer:
     if tenants == EVERY_TENANT:
-        return EVERYONE
+        return ALL_TENANTS_VIEWER
     is_list = isinstance(tenants, Collection) and not isinstance(tenants, str | bytes | Mapping)
     if is_list and all(isinstance(tenant, str) for tenant in tenants):
         return Viewer(tenants=frozenset(tenants))

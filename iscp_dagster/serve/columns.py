@@ -165,7 +165,7 @@ def _derive_grid(bare_type: ClickHouseType) -> tuple[Fraction, int, int] | None:
     if bare_type.name in _DAY_RANGES:
         return (Fraction(1), *_DAY_RANGES[bare_type.name])
     if bare_type.name == "DateTime":
-        return Fraction(scalars.NANOS), 0, 2**32 - 1
+        return Fraction(scalars.NANOS_PER_SECOND), 0, 2**32 - 1
     if bare_type.name == "DateTime64":
         return _derive_time_grid(bare_type.numbers[0])
     return None
@@ -182,6 +182,10 @@ _LAST_OF_NANOS = 9_223_372_036
 
 
 def _derive_time_grid(precision: int) -> tuple[Fraction, int, int]:
-    last_second = _LAST_OF_NANOS if 10**precision == scalars.NANOS else _LAST_SECOND
+    last_second = _LAST_OF_NANOS if 10**precision == scalars.NANOS_PER_SECOND else _LAST_SECOND
     ticks = 10**precision
-    return Fraction(scalars.NANOS, ticks), _FIRST_SECOND * ticks, (last_second + 1) * ticks - 1
+    return (
+        Fraction(scalars.NANOS_PER_SECOND, ticks),
+        _FIRST_SECOND * ticks,
+        (last_second + 1) * ticks - 1,
+    )

@@ -28,7 +28,7 @@ _UUID = re.compile(r"[0-9a-f]{8}(?:-[0-9a-f]{4}){3}-[0-9a-f]{12}")
 _EPOCH = datetime(1970, 1, 1, tzinfo=timezone.utc)
 _DIGITS = 80
 """The most digits of a decimal, and the largest exponent."""
-NANOS = 1_000_000_000
+NANOS_PER_SECOND = 1_000_000_000
 FLOATS = MappingProxyType(
     {
         "nan": float("nan"),
@@ -141,7 +141,7 @@ def _parse_timestamp(value: object) -> int:
     sign, offset = match[9], int(match[10] or 0) * 3600 + int(match[11] or 0) * 60
     elapsed = moment - _EPOCH
     seconds = elapsed.days * 86_400 + elapsed.seconds - (-offset if sign == "-" else offset)
-    return seconds * NANOS + int((match[7] or "").ljust(9, "0"))
+    return seconds * NANOS_PER_SECOND + int((match[7] or "").ljust(9, "0"))
 
 
 def _parse_uuid(value: object) -> str:

@@ -23,7 +23,7 @@ _DIGITS = 20
 
 
 @dataclass(frozen=True, kw_only=True)
-class TenantChanges:
+class TenantRange:
     """The changes of one tenant and range, all or some of them."""
 
     table: str
@@ -49,7 +49,7 @@ class JobIdentity:
 class Chunk:
     """The changes of one invocation."""
 
-    changes: TenantChanges
+    changes: TenantRange
     number: int
     """From 0."""
     last: bool
@@ -89,7 +89,7 @@ def format_line(row: Mapping[str, Any], version: int, change: str) -> str:
 
 
 def cut_chunks(
-    changes: TenantChanges, lines: Iterable[str], *, rows: int, most: int = MOST_BYTES
+    changes: TenantRange, lines: Iterable[str], *, rows: int, most: int = MOST_BYTES
 ) -> Iterator[Chunk]:
     """Cut sorted `line`s into chunks of at most `rows` rows and `most` bytes.
 
@@ -119,7 +119,7 @@ class _ChunkBuilder:
         self.texts.append(text)
         self.bytes += len(text.encode())
 
-    def build_chunk(self, changes: TenantChanges, number: int, *, last: bool) -> Chunk:
+    def build_chunk(self, changes: TenantRange, number: int, *, last: bool) -> Chunk:
         head = {
             "table": changes.table,
             "tenant": changes.tenant,

@@ -18,7 +18,7 @@ from iscp_dagster.serviceconsumers.chunks import (
     CHANGE,
     Chunk,
     JobIdentity,
-    TenantChanges,
+    TenantRange,
     cut_chunks,
 )
 from iscp_dagster.serviceconsumers.invoking import StallTimer, TenantInvoker
@@ -149,7 +149,7 @@ class _Consumption:
 
     def _cut_chunks(self, tenant: str) -> Iterator[Chunk]:
         retriever = self.retriever
-        changes = TenantChanges(
+        changes = TenantRange(
             table=self.consumer.source.name,
             tenant=tenant,
             from_=retriever.range.from_.version,

@@ -17,9 +17,9 @@ from iscp_dagster.serviceconsumers.errors import InvocationFailedError, Invocati
 from iscp_dagster.serviceconsumers.runtime_protocol import (
     INVOKED,
     PAUSED,
-    InvocationGoingError,
     InvocationRuntime,
     InvocationState,
+    InvocationUnsettledError,
 )
 
 LOOK_SECONDS = 1.0
@@ -69,10 +69,10 @@ class TenantInvoker:
     """The latest chunks by number, with their invocations as last seen."""
 
     def invoke(self, chunks: Iterable[Chunk]) -> None:
-        """Invoke all, each once earlier ones have ended.
+        """Invoke all in order, at most `at_once` at a time.
 
-        Raises the error of one that does not succeed: InvocationGoingError, InvocationFailedError,
-        what `lost` returns, and what the services raise.
+        Raises the error of one that does not succeed: InvocationUnsettledError,
+        InvocationFailedError, what `find_claim_error` returns, and what the runtime raises.
         """
         waiting = deque[tuple[Chunk, InvocationState]]()
         for chunk in chunks:
@@ -125,7 +125,7 @@ class TenantInvoker:
             if self.stall_timer.expired:
                 break
         if not invoked.ended:
-            raise InvocationGoingError(self._describe_ongoing(chunk, invoked))
+            raise InvocationUnsettledError(self._describe_ongoing(chunk, invoked))
         if invoked.failed:
             raise InvocationFailedError(self._describe_failure(chunk, invoked))
         self.stall_timer.restart()

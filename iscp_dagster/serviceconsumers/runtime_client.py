@@ -19,8 +19,8 @@ from iscp_dagster.model.variables import INVOCATIONS_TOKEN, INVOCATIONS_URL
 from iscp_dagster.serviceconsumers.errors import raise_job_errors
 from iscp_dagster.serviceconsumers.runtime_protocol import (
     ENDED,
-    InvocationGoingError,
     InvocationState,
+    InvocationUnsettledError,
 )
 
 _GONE = 404
@@ -59,7 +59,7 @@ class RuntimeClient:
             if error.status != _GONE:
                 raise
             self._forget_handler(service, handler)
-            raise InvocationGoingError(
+            raise InvocationUnsettledError(
                 f"The runtime no longer knows {service}/{handler} as it did: {error.reason} The "
                 "next iteration looks for it anew."
             ) from error
@@ -102,7 +102,7 @@ class RuntimeClient:
         except InvocationRefusedError as error:
             if error.status != _GONE:
                 raise
-            raise InvocationGoingError(
+            raise InvocationUnsettledError(
                 f"Invocation {invoked.id} is no longer known to the runtime, which purged it; the "
                 "next iteration invokes the handler anew."
             ) from error

@@ -8,7 +8,7 @@ from typing import Protocol
 from iscp_dagster.model.errors import IscpError
 
 
-class InvocationGoingError(IscpError):
+class InvocationUnsettledError(IscpError):
     """An invocation has not ended yet, or is paused; the next iteration attaches to it again."""
 
     code = 1_840

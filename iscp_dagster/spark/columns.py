@@ -35,7 +35,9 @@ def to_spark_schema(schema: pa.Schema) -> Any:
     return from_arrow_schema(schema)
 
 
-def make_nullable(schema: Any, texts: Collection[str] = (), flags: Collection[str] = ()) -> Any:
+def build_respelled_schema(
+    schema: Any, texts: Collection[str] = (), flags: Collection[str] = ()
+) -> Any:
     """The Spark schema with nulls allowed at any depth; the columns `texts` are text.
 
     Boolean columns `flags` come after the others.

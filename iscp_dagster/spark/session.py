@@ -67,7 +67,7 @@ def get_shared_session(remote: str, settings: Settings | None = None) -> SparkSe
 def create_private_session(remote: str, settings: Settings | None = None) -> SparkSession:
     """A new session, for code that sets, names or caches things freely; the caller stops it.
 
-    Raises the errors of `shared`.
+    Raises as `get_shared_session` does.
     """
     with _translate_errors(remote):
         _check_reachable(remote)

@@ -16,7 +16,7 @@ from iscp_dagster.clickhouse.connect.endpoint import ClickHouseEndpoint
 from iscp_dagster.clickhouse.kinds.changes import CALCULATED
 from iscp_dagster.clickhouse.kinds.kind import IndexKind
 from iscp_dagster.clickhouse.tables.ddl import IndexShape
-from iscp_dagster.clickhouse.tables.generations import IndexData
+from iscp_dagster.clickhouse.tables.generations import IndexGenerations
 from iscp_dagster.clickhouse.tables.index_store import IndexStore
 from iscp_dagster.clickhouse.tables.ownership import read_definition
 from iscp_dagster.clickhouse.types.nulls import check_table_null_rules
@@ -25,7 +25,7 @@ from iscp_dagster.delta.log.deltalog import DeltaLog
 from iscp_dagster.events.ids import DEFAULT_IDS, IdScheme
 from iscp_dagster.joblog.sql.log import SqlLog
 from iscp_dagster.model.clock import Clock, get_utc_now
-from iscp_dagster.model.declared.images import IMAGE_FIELDS, Transitions
+from iscp_dagster.model.declared.images import IMAGE_FIELDS, ImageSource
 from iscp_dagster.model.declared.schema import DeltaField, parse_schema
 from iscp_dagster.model.declared.sharding import get_shard, strip_shard_suffix
 from iscp_dagster.model.declared.tables import Index, SourceTable
@@ -132,37 +132,37 @@ class Deployment:
         make_table = partial(
             IndexShape, source=source, generation=generation, database=endpoint.database
         )
-        if index.transitions is not None:
+        if index.image_source is not None:
             if calculated is None:
                 # Its types and rules may name columns that are still unknown.
                 bare_table = make_table(index=replace(index, types={}, nulls=None), fields=fields)
                 stored = read_definition(endpoint, bare_table).get(CALCULATED)
                 owner = f"Index {source.name}/{index.name}"
-                calculated = self._get_stored_columns(owner, index.transitions, schema, stored)
+                calculated = self._get_stored_columns(owner, index.image_source, schema, stored)
             fields += [*calculated, *IMAGE_FIELDS]
         return IndexStore(endpoint=endpoint, shape=make_table(index=index, fields=fields))
 
     def _get_stored_columns(
-        self, owner: str, transitions: Transitions, schema: Sequence[DeltaField], stored: Any
+        self, owner: str, image_source: ImageSource, schema: Sequence[DeltaField], stored: Any
     ) -> Sequence[DeltaField]:
         """The view's own columns, as its table was made with them if they are the same."""
         fields = parse_schema(json.dumps({"type": "struct", "fields": stored or []}))
-        if tuple(column.name for column in fields) == transitions.calculated:
+        if tuple(column.name for column in fields) == image_source.calculated:
             return fields
-        return self.analyze_view_columns(owner, schema, transitions)
+        return self.analyze_view_columns(owner, schema, image_source)
 
     def analyze_view_columns(
-        self, owner: str, schema: Sequence[DeltaField], transitions: Transitions
+        self, owner: str, schema: Sequence[DeltaField], image_source: ImageSource
     ) -> Sequence[DeltaField]:
         """A view's own columns, as Spark analyzes them. Raises ConfigError; see `analyzed`."""
-        if not (transitions.stages or transitions.conditions):
+        if not (image_source.stages or image_source.conditions):
             return ()
-        key = tuple(schema), transitions
+        key = tuple(schema), image_source
         if key not in self.analyzed:
-            self.analyzed[key] = analyze_expressions(self.spark(), owner, schema, transitions)
+            self.analyzed[key] = analyze_expressions(self.spark(), owner, schema, image_source)
         return self.analyzed[key]
 
-    def get_index_data(self, info: ConsumerInfo) -> IndexData | None:
+    def get_index_data(self, info: ConsumerInfo) -> IndexGenerations | None:
         """What ClickHouse holds of a job's index, even if it is no longer declared.
 
         None for a shard whose server CLICKHOUSE_URLS no longer names.
@@ -172,7 +172,9 @@ class Deployment:
             return None
         endpoint = self.endpoints[shard or 0]
         view = f"{info.table}_{strip_shard_suffix(info.job, shard)}"
-        return IndexData(endpoint=endpoint, database=endpoint.resolve_database(info.db), view=view)
+        return IndexGenerations(
+            endpoint=endpoint, database=endpoint.resolve_database(info.db), view=view
+        )
 
     def get_endpoint(self, index: Index) -> ClickHouseEndpoint:
         """The ClickHouse server of the index. Raises ConfigError for a wrong number of shards."""

@@ -44,10 +44,10 @@ def _make_requests(
 ) -> Iterable[tuple[ReadRequest, Claims]]:
     """A reading of the source's rows, and of each view's changes."""
     step = claims[0].step
-    for transitions, members in group_by_view(reader.source, claims):
+    for image_source, members in group_by_view(reader.source, claims):
         yield (
             ReadRequest(
-                plan=plan, range=step.range, layout=step.layout or {}, transitions=transitions
+                plan=plan, range=step.range, layout=step.layout or {}, image_source=image_source
             ),
             tuple(members),
         )
@@ -71,7 +71,7 @@ def _plan_claims(reader: SourceReader, claims: Claims) -> dict[ReadPlan, Claims]
 
 
 def _plan_tenants(reader: SourceReader, claims: Sequence[Claim]) -> dict[str, ReadPlan]:
-    plans = reader.plan_tenants(claims[0].step.range)
+    plans = reader.plan_reads_by_tenant(claims[0].step.range)
     return {tenant: plan for plan, tenants in plans.items() for tenant in tenants}
 
 

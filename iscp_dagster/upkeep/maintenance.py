@@ -8,7 +8,7 @@ from datetime import timedelta
 from itertools import groupby, product
 from typing import Any
 
-from iscp_dagster.clickhouse.tables.generations import IndexData
+from iscp_dagster.clickhouse.tables.generations import IndexGenerations
 from iscp_dagster.clickhouse.tables.staging import find_leftover_tables
 from iscp_dagster.clickhouse.write.letters import DeadLetters
 from iscp_dagster.model.consumers.kinds import is_index
@@ -208,7 +208,7 @@ def clear_staging(deployment: Deployment, sources: Sequence[SourceTable]) -> lis
     for source, index in [(table, index) for table in sources for index in table.indexes]:
         try:
             endpoint, view = deployment.get_endpoint(index), view_name(source.table, index.shown)
-            data = IndexData(
+            data = IndexGenerations(
                 endpoint=endpoint, database=endpoint.resolve_database(source.database), view=view
             )
             staged = data.list_staging_tables()

@@ -29,7 +29,7 @@ class JobPosition:
         return self.job.key.tenant
 
     @property
-    def index(self) -> str:
+    def job_name(self) -> str:
         return self.job.key.job_name
 
     @property
@@ -54,7 +54,7 @@ def read_positions(
     source: SourceTable,
     *,
     tenants: Collection[str] | None = None,
-    indexes: Collection[str] | None = None,
+    job_names: Collection[str] | None = None,
 ) -> list[JobPosition]:
     """All jobs of the table as it is now, or those of some tenants or indexes, by tenant.
 
@@ -66,7 +66,7 @@ def read_positions(
     table_id = delta_log.get_table_id(latest.version)
     check_sole(deployment, source, table_id)
     jobs = deployment.log.list_jobs(table_id=table_id, tenants=tenants)
-    selected = [job for job in jobs if indexes is None or job.key.job_name in indexes]
+    selected = [job for job in jobs if job_names is None or job.key.job_name in job_names]
     return [
         JobPosition(
             job=job,

@@ -14,7 +14,7 @@ LONGEST = 80
 
 
 @dataclass(frozen=True, kw_only=True)
-class Sampling:
+class RowDescriber:
     """How rows are described: by their key, or by all their values if there is none."""
 
     identity: Sequence[str]

@@ -32,7 +32,7 @@ from iscp_dagster.model.jobs import JobKey
 from iscp_dagster.model.moment import Moment
 from iscp_dagster.model.specs import ConsumerInfo
 from iscp_dagster.planning.problems import to_iscp_error
-from iscp_dagster.spark.columns import get_column, get_columns, make_nullable, map_in_arrow
+from iscp_dagster.spark.columns import build_respelled_schema, get_column, get_columns, map_in_arrow
 from iscp_dagster.sync.deployment import Deployment
 from iscp_dagster.sync.executors.rows import (
     IndexRead,
@@ -43,7 +43,7 @@ from iscp_dagster.sync.executors.rows import (
 )
 from iscp_dagster.upkeep.dead_letters import find_letters
 from iscp_dagster.upkeep.position import JobPosition, read_positions
-from iscp_dagster.upkeep.samples import Sampling
+from iscp_dagster.upkeep.samples import RowDescriber
 
 ATTEMPTS = 5
 TENANTS_TRIED = 8
@@ -161,14 +161,14 @@ def compare_indexes(
     results: list[IndexVerdict | ComparisonFailure] = []
     moved: set[tuple[JobKey, int]] = set()
     for _ in range(ATTEMPTS):
-        before = read_positions(deployment, source, tenants=tenants, indexes=indexes)
+        before = read_positions(deployment, source, tenants=tenants, job_names=indexes)
         # A job whose consumer changed during its run still follows the earlier one.
         comparable = [
             position for position in before if position.built and not position.job.rebuild
         ]
         built = [position for position in comparable if is_index(position.consumer)]
         results = list(_compare_built(deployment, source, built, report))
-        after = read_positions(deployment, source, tenants=tenants, indexes=indexes)
+        after = read_positions(deployment, source, tenants=tenants, job_names=indexes)
         moved = _get_fences(before) ^ _get_fences(after)
         if not moved:
             break
@@ -212,7 +212,7 @@ def _compare_built(
 
     def get_group_key(position: JobPosition) -> tuple[str, int, str]:
         # Tenants may still keep an earlier generation of the index.
-        return position.index, position.watermark.version, repr(position.consumer)
+        return position.job_name, position.watermark.version, repr(position.consumer)
 
     for _, group in groupby(sorted(built, key=get_group_key), key=get_group_key):
         members = list(group)
@@ -254,7 +254,7 @@ def _make_failure(
 ) -> ComparisonFailure:
     version = position.watermark.version
     return ComparisonFailure(
-        index=position.index,
+        index=position.job_name,
         tenants=tuple(tenants),
         error=to_iscp_error(error),
         as_of=None if version == position.latest.version else version,
@@ -274,7 +274,7 @@ def _describe_comparison(
 ) -> str:
     first, *others = tenants
     more = f" and {len(others):,} more" if others else ""
-    message = f"comparing {source.name}/{position.index}, {first}{more}, at version {at.version}"
+    message = f"comparing {source.name}/{position.job_name}, {first}{more}, at version {at.version}"
     version = position.watermark.version
     if version == at.version:
         return message
@@ -310,9 +310,9 @@ def _read_verdicts(
         results = compare(source_rows, index_rows, source, selection).collect()
     rows_by_tenant = {row["tenant"]: row for row in results}
     letters = _count_letters(deployment, source, index)
-    has_all = store.placement is None and index.transitions is None
+    has_all = store.placement is None and index.image_source is None
     logged = deployment.make_delta_log(source).count_rows(at.version, tenants) if has_all else {}
-    sampling = Sampling(
+    sampling = RowDescriber(
         identity=selection.identity,
         tenant_column=source.tenant,
         types=selection.types,
@@ -338,15 +338,15 @@ def _read_source_rows(
 ) -> Any:
     """The source's rows; for a changes index, those of its view."""
     shape = store.shape
-    transitions = shape.index.transitions
-    if transitions is None:
+    image_source = shape.index.image_source
+    if image_source is None:
         return read_snapshot(deployment.spark(), selection, at).drop(*SYSTEM_COLUMNS)
     schema = deployment.make_delta_log(shape.source).get_facts(at.version).fields
     read = ViewRead.from_schema(
         selection,
         schema,
-        transitions,
-        [field for field in shape.fields if field.name in transitions.calculated],
+        image_source,
+        [field for field in shape.fields if field.name in image_source.calculated],
     )
     return read_base(deployment.spark(), read, at).select(*get_columns(read.output))
 
@@ -371,7 +371,7 @@ def _convert_source_rows(store: IndexStore, rows: Any) -> Any:
         if needs_respelling(column)
     }:
         texts = frozenset(name for name, column in respelled.items() if column.is_json_text)
-        schema = make_nullable(rows.schema, texts, store.shape.flags)
+        schema = build_respelled_schema(rows.schema, texts, store.shape.flags)
         rows = map_in_arrow(rows, make_value_rewriter(respelled, store.shape.flags), schema)
     return rows
 
@@ -391,7 +391,7 @@ def _read_index_rows(
         from_clause=rows,
         columns=tuple(starmap(render_select_item, _get_stored_columns(store).items())),
         bucket=f"cityHash64({by}) % {slices}" if slices > 1 else "0",
-        tenant=quote_identifier(source.tenant) if source.tenant else None,
+        tenant_expression=quote_identifier(source.tenant) if source.tenant else None,
         tenants=tuple(sorted(tenants)),
         json=_list_json_columns(store),
     )

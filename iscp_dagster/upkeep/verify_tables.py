@@ -69,7 +69,7 @@ def compare_tables(
     comparison, tenants = ComparisonResult(), None if tenant is None else [tenant]
     for source, names in requested:
         try:
-            positions = read_positions(deployment, source, tenants=tenants, indexes=names)
+            positions = read_positions(deployment, source, tenants=tenants, job_names=names)
             results = compare_indexes(
                 deployment, source, tenants=tenants, indexes=names, report=report
             )

@@ -51,7 +51,7 @@ class EndpointAnswer:
         return self.status is not None and 200 <= self.status < 300  # noqa: PLR2004
 
     @property
-    def is_refusal(self) -> bool:
+    def is_endpoint_refusal(self) -> bool:
         """Whether it is about the endpoint rather than the event, and the endpoint is not busy."""
         if self.status is None:
             return self.address_denied
@@ -68,14 +68,14 @@ class DeliveryRules:
     """The fraction of a delay by which it may be shorter or longer."""
     longest_wait: float = 36_000.0
     """The longest delay that `Retry-After` can request."""
-    refusals: int = 20
+    pausing_refusals: int = 20
     """How many refusals in a row pause the endpoint."""
-    failing: timedelta = timedelta(days=5)
+    disabling_period: timedelta = timedelta(days=5)
     """How long an endpoint may fail before it is disabled."""
 
     @property
-    def horizon(self) -> timedelta:
-        """How long after its first failure an event may be tried again."""
+    def least_retry_period(self) -> timedelta:
+        """The least time after its first failure, before jitter, until an event may be dead."""
         return timedelta(seconds=sum(self.delays))
 
 
@@ -83,7 +83,7 @@ class DeliveryRules:
 class EndpointHealth:
     """The failures among an endpoint's attempts so far."""
 
-    in_a_row: int = 0
+    consecutive_refusals: int = 0
     """Refusals since an attempt was answered in another way."""
     failing_since: datetime | None = None
     """The first failure since an attempt was accepted; None: there was none."""
@@ -94,9 +94,9 @@ class EndpointHealth:
             return EndpointHealth()
         if answer.status in WRONG:
             # It is only about the event, and no other attempt may follow for days.
-            return replace(self, in_a_row=0)
+            return replace(self, consecutive_refusals=0)
         return EndpointHealth(
-            in_a_row=self.in_a_row + 1 if answer.is_refusal else 0,
+            consecutive_refusals=self.consecutive_refusals + 1 if answer.is_endpoint_refusal else 0,
             failing_since=self.failing_since or now,
         )
 
@@ -178,7 +178,7 @@ def _is_exhausted(
     if attempt <= len(rules.delays) or first_failure is None:
         return False
     # Jitter and Retry-After may use up the tries early.
-    tried_long_enough = now - first_failure >= rules.horizon * (1 - rules.jitter)
+    tried_long_enough = now - first_failure >= rules.least_retry_period * (1 - rules.jitter)
     since = health.failing_since
     return tried_long_enough and since is not None and since > first_failure
 
@@ -200,12 +200,12 @@ def _decide_change(
     answer: EndpointAnswer, health: EndpointHealth, now: datetime, rules: DeliveryRules
 ) -> tuple[EndpointChange | None, str]:
     since = health.failing_since
-    if since is not None and now - since >= rules.failing:
+    if since is not None and now - since >= rules.disabling_period:
         return EndpointChange.DISABLE, f"it has been failing since {since:%Y-%m-%d %H:%M} UTC"
-    if health.in_a_row >= rules.refusals:
+    if health.consecutive_refusals >= rules.pausing_refusals:
         last_answer = answer.text if answer.status is None else f"answered {answer.status}"
         return (
             EndpointChange.PAUSE,
-            f"{health.in_a_row} attempts in a row were refused; the last {last_answer}",
+            f"{health.consecutive_refusals} attempts in a row were refused; the last {last_answer}",
         )
     return None, ""

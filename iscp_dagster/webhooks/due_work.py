@@ -14,7 +14,7 @@ import sqlalchemy as sa
 
 from iscp_dagster.events.timestamps import SourceTimestamp
 from iscp_dagster.webhooks.deliveries import EventDelivery
-from iscp_dagster.webhooks.lanes import build_number_query, lock
+from iscp_dagster.webhooks.lanes import build_number_query, lock_deliveries
 from iscp_dagster.webhooks.tables import IS_NEXT, IS_PENDING, ISCP_OUTBOX, OUTBOX, DeliveryState
 from sql_transactions.row_values import build_rows_table
 
@@ -168,7 +168,7 @@ def _compose_batch(
     members.sort(key=lambda member: member[1].number)
     new_id = make_batch_id([delivery.event_id for _, delivery in members])
     numbers = build_number_query(connection, (delivery.number for _, delivery in members))
-    lock(connection, OUTBOX.number.in_(numbers))
+    lock_deliveries(connection, OUTBOX.number.in_(numbers))
     update = sa.update(ISCP_OUTBOX).where(OUTBOX.number.in_(numbers), IS_PENDING)
     connection.execute(update.values(batch_id=new_id))
     return _make_batch_sequence(new_id, members)

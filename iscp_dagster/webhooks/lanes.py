@@ -18,7 +18,7 @@ from iscp_dagster.webhooks.tables import (
     OUTBOX,
     DeliveryState,
 )
-from sql_transactions.row_values import build_rows_table, escape_nul, insert_into
+from sql_transactions.row_values import build_rows_table, escape_nul, make_insert
 
 Lane = tuple[str, str]
 """An endpoint, and the digest of a trigger, tenant and key."""
@@ -42,10 +42,10 @@ def put(
     added = Counter(_insert(connection, rows))
     for (trigger, endpoint), count in sorted(added.items()):
         _check_room(connection, trigger, endpoint, count, bounds.get(endpoint, bound))
-    elect(connection, {(row["endpoint"], row["lane"]) for row in rows})
+    promote_first_deliveries(connection, {(row["endpoint"], row["lane"]) for row in rows})
 
 
-def elect(connection: sa.Connection, lanes: Collection[Lane]) -> None:
+def promote_first_deliveries(connection: sa.Connection, lanes: Collection[Lane]) -> None:
     """Make the first pending delivery of each lane the next one, and only that.
 
     Others that end or add deliveries of the lanes wait until the caller's transaction ends.
@@ -55,7 +55,7 @@ def elect(connection: sa.Connection, lanes: Collection[Lane]) -> None:
     lane_rows = _build_lane_rows(connection, lanes)
     in_lanes = sa.tuple_(OUTBOX.endpoint, OUTBOX.lane).in_(sa.select(lane_rows))
     # Without the lock, a sender that ends a delivery would not see those that the caller adds.
-    lock(connection, in_lanes, IS_NEXT)
+    lock_deliveries(connection, in_lanes, IS_NEXT)
     earlier = ISCP_OUTBOX.alias("earlier")
     first = (
         sa.select(earlier.c.number)
@@ -89,11 +89,11 @@ def requeue_deliveries(
         .returning(OUTBOX.endpoint, OUTBOX.lane)
     )
     lanes = [(row.endpoint, row.lane) for row in connection.execute(requeue)]
-    elect(connection, set(lanes))
+    promote_first_deliveries(connection, set(lanes))
     return len(lanes), hurried
 
 
-def lock(connection: sa.Connection, *where: sa.ColumnElement[bool]) -> None:
+def lock_deliveries(connection: sa.Connection, *where: sa.ColumnElement[bool]) -> None:
     """Keep others from changing the deliveries until the transaction ends."""
     # On SQLite the transaction has the file to itself.
     if connection.dialect.name == "postgresql":
@@ -125,7 +125,7 @@ def _insert(connection: sa.Connection, rows: list[dict[str, Any]]) -> Iterator[t
         columns = [OUTBOX[name] for name in _NAMES]
         values = build_rows_table(connection.dialect, [*columns, _PLACE], numbered)
         query = sa.select(*(values.c[name] for name in _NAMES)).where(sa.true())
-        insert = insert_into(connection.dialect, ISCP_OUTBOX).from_select(
+        insert = make_insert(connection.dialect, ISCP_OUTBOX).from_select(
             _NAMES, query.order_by(values.c[_PLACE.name])
         )
         statement = insert.on_conflict_do_nothing().returning(OUTBOX.trigger_name, OUTBOX.endpoint)

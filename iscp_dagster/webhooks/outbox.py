@@ -47,11 +47,11 @@ class Outbox:
         self.engine = prepare_engine(engine, LOG)
         self.clock = clock
 
-    def ensure(self) -> None:
+    def ensure_log_tables(self) -> None:
         """Make the tables that are missing. Idempotent."""
         SqlLog(self.engine).ensure()
 
-    def put(
+    def record_events(
         self,
         connection: sa.Connection,
         events: Sequence[PendingEvent],
@@ -79,7 +79,7 @@ class Outbox:
         with self.begin_read() as connection:
             return history.count_states(connection, selection or OutboxSelection())
 
-    def show(
+    def read_event_deliveries(
         self, event_id: str, endpoint: str | None = None
     ) -> tuple[list[EventDelivery], list[DeliveryAttempt]]:
         """The deliveries of an event, newest first, and their attempts, oldest first.
@@ -222,7 +222,7 @@ class Outbox:
     ) -> list[due_work.SenderWork]:
         """The due work of an endpoint whose lease the caller holds.
 
-        At most `room` pieces of work in lanes that are not `busy`: with `batch_id`, batches of at
+        At most `room` pieces of work in lanes that are not `busy`: with `make_batch_id`, batches of at
         most `size` events, which are recorded before this returns.
         """
         now = self.clock()
@@ -240,7 +240,9 @@ class Outbox:
                 make_batch_id=make_batch_id,
             )
 
-    def record(self, endpoint: EndpointState, results: Sequence[recording.AttemptResult]) -> None:
+    def record_attempts(
+        self, endpoint: EndpointState, results: Sequence[recording.AttemptResult]
+    ) -> None:
         """Record attempts of the endpoint's messages, and its state after the last of them."""
         with self.begin_write() as connection:
             recording.record(connection, endpoint, results, self.clock())

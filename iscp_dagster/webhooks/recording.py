@@ -16,7 +16,11 @@ from iscp_dagster.webhooks.answers import (
     MessageVerdict,
 )
 from iscp_dagster.webhooks.due_work import WebhookMessage
-from iscp_dagster.webhooks.lanes import build_number_query, elect, lock
+from iscp_dagster.webhooks.lanes import (
+    build_number_query,
+    lock_deliveries,
+    promote_first_deliveries,
+)
 from iscp_dagster.webhooks.tables import (
     ENDPOINTS,
     IS_PENDING,
@@ -26,7 +30,7 @@ from iscp_dagster.webhooks.tables import (
     OUTBOX,
     DeliveryState,
 )
-from sql_transactions.row_values import build_rows_table, escape_nul, insert_into
+from sql_transactions.row_values import build_rows_table, escape_nul, make_insert
 
 ACTIVE = "active"
 _ENDS = {MessageVerdict.DELIVERED: DeliveryState.DELIVERED, MessageVerdict.DEAD: DeliveryState.DEAD}
@@ -78,7 +82,7 @@ def record(
     if results:
         rows = [row for result in results for row in _build_rows(result, now)]
         lanes = _update_deliveries(connection, endpoint.name, rows, now)
-        elect(connection, lanes)
+        promote_first_deliveries(connection, lanes)
         for half in (half for result in results for half in result.halves):
             _recompose_batch(connection, half)
         connection.execute(
@@ -93,7 +97,7 @@ def _update_deliveries(
     connection: sa.Connection, endpoint: str, rows: Sequence[dict[str, Any]], now: datetime
 ) -> set[tuple[str, str]]:
     """Write the deliveries back; returns the lanes in which something ended."""
-    lock(
+    lock_deliveries(
         connection,
         OUTBOX.number.in_(build_number_query(connection, (row["number"] for row in rows))),
     )
@@ -165,7 +169,7 @@ def _build_endpoint_values(endpoint: EndpointState) -> dict[str, Any]:
         "state": endpoint.state,
         "reason": endpoint.reason,
         "changed_at": endpoint.changed_at,
-        "in_a_row": endpoint.health.in_a_row,
+        "in_a_row": endpoint.health.consecutive_refusals,
         "failing_since": endpoint.health.failing_since,
     }
 
@@ -178,7 +182,7 @@ def add_endpoints(connection: sa.Connection, names: Sequence[str], now: datetime
         for name in sorted(names)
     ]
     if rows:
-        insert = insert_into(connection.dialect, ISCP_ENDPOINTS).on_conflict_do_nothing()
+        insert = make_insert(connection.dialect, ISCP_ENDPOINTS).on_conflict_do_nothing()
         connection.execute(insert, rows)
 
 
@@ -216,7 +220,7 @@ def _to_endpoint_state(row: sa.Row[Any]) -> EndpointState:
         state=row.state,
         reason=row.reason,
         changed_at=row.changed_at,
-        health=EndpointHealth(in_a_row=row.in_a_row, failing_since=row.failing_since),
+        health=EndpointHealth(consecutive_refusals=row.in_a_row, failing_since=row.failing_since),
         delivered_at=row.delivered_at,
         seq=row.seq,
     )

@@ -65,7 +65,7 @@ class SenderService:
             await stop.wait()
             return
         outbox = Outbox(open_engine(self.environ[LOG_URL], keep_open=True))
-        await asyncio.to_thread(outbox.ensure)
+        await asyncio.to_thread(outbox.ensure_log_tables)
         await asyncio.to_thread(
             outbox.free_gone_senders, lambda owner: is_gone(owner, identify_machine())
         )

@@ -119,7 +119,7 @@ class LogMachine(RuleBasedStateMachine):
         freed = {
             key for key, row in self.active().items() if self.expires[row.run] < self.leases_at
         }
-        assert self.log.reclaim() == tuple(sorted(freed))
+        assert self.log.expire_unleased_jobs() == tuple(sorted(freed))
         for key in freed:
             row = self.rows[key]
             row.code = 1_700 if row.state == "running" else row.code
@@ -132,13 +132,13 @@ class LogMachine(RuleBasedStateMachine):
     def find_silent_runs(self, chosen):
         now = self.leases_at
         silent = {run for run in chosen if self.expires.get(run, now) < now}
-        assert self.log.find_expired_leases(chosen, 50) == silent
+        assert self.log.check_or_grant_leases(chosen, 50) == silent
         self.expires |= dict.fromkeys(chosen - self.expires.keys(), now + 50)
 
     @rule(run=runs, code=st.sampled_from([1_100, 10_200]))
     def refuse(self, run, code):
         queued = [k for k, row in self.rows.items() if row.state == "pending" and row.run == run]
-        assert self.log.refuse(run, code, "oh") == tuple(sorted(queued))
+        assert self.log.fail_queued_jobs(run, code, "oh") == tuple(sorted(queued))
         for key in queued:
             row = self.rows[key]
             row.state, row.code = "error" if code >= 10_000 else "completed", code
@@ -342,7 +342,7 @@ class LogMachine(RuleBasedStateMachine):
         active = self.active()
         assert self.log.list_active_runs() == {row.run for row in active.values()}
         lost = sorted(key for key, row in active.items() if row.run in ended)
-        assert self.log.recover(ended) == tuple(lost)
+        assert self.log.recover_run_jobs(ended) == tuple(lost)
         for key in lost:
             self.rows[key].state = "completed"
 
@@ -374,8 +374,8 @@ class LogMachine(RuleBasedStateMachine):
             row.state, row.code, row.unsure = "completed", 0, None
         hit = interrupt and row.state in {"pending", "running"}
         assert done == SpecUpdateResult(
-            keys=(key,) if hit else (),
-            runs=frozenset({row.run}) if hit else frozenset(),
+            interrupted_jobs=(key,) if hit else (),
+            interrupted_runs=frozenset({row.run}) if hit else frozenset(),
             changed=changed or hit,
         )
         if hit:
@@ -411,9 +411,9 @@ class LogMachine(RuleBasedStateMachine):
     def each_entry_of_the_history_begins_in_the_state_before(self):
         state: dict[int, str] = {}
         for entry in self.log.read_history(most=10_000):
-            before = None if entry.before is None else entry.before.label
+            before = None if entry.from_state is None else entry.from_state.label
             assert state.get(entry.registration) == before, entry
-            state[entry.registration] = entry.after.label
+            state[entry.registration] = entry.to_state.label
         for job in self.log.list_jobs():
             assert state[job.registration] == job.state.label
 

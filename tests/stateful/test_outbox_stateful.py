@@ -37,7 +37,7 @@ class OutboxMachine(RuleBasedStateMachine):
         self.folder = tempfile.mkdtemp(dir="/dev/shm")
         self.watch = Watch()
         self.outbox = Outbox(open_engine(f"sqlite:///{self.folder}/log.db"), clock=self.watch)
-        self.outbox.ensure()
+        self.outbox.ensure_log_tables()
         self.states: dict[str, str] = {}
         self.keys: dict[str, int] = {}
         self.due = defaultdict(self.watch)
@@ -96,7 +96,7 @@ class OutboxMachine(RuleBasedStateMachine):
                 results.append(self.result(message, verdict))
                 if verdict not in {MessageVerdict.DELIVERED, MessageVerdict.DEAD}:
                     break
-            self.outbox.record(EndpointState(name="alerts"), results)
+            self.outbox.record_attempts(EndpointState(name="alerts"), results)
 
     def result(self, message, verdict):
         again = self.watch() + timedelta(seconds=30) if verdict is MessageVerdict.AGAIN else None

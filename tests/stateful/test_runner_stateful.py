@@ -161,7 +161,7 @@ class RunnerMachine(RuleBasedStateMachine):
             dispatches = {dispatch.name for dispatch in self.queued if waits}
             log.renew_leases(runs, log.leases.run)
             log.renew_leases(dispatches, log.leases.queued)
-            freed = log.reclaim()
+            freed = log.expire_unleased_jobs()
             assert not {active.get(key) for key in freed} & (runs | dispatches)
             self.fired["freed"] += len(freed)
 
@@ -177,7 +177,7 @@ class RunnerMachine(RuleBasedStateMachine):
             )
         except FenceError:
             # The run ends at once, as the next look finds.
-            self.deployment.log.recover({dispatch.name})
+            self.deployment.log.recover_run_jobs({dispatch.name})
             return
         self.running.append((run, list(claims)))
 
@@ -192,7 +192,7 @@ class RunnerMachine(RuleBasedStateMachine):
             except FenceError:
                 continue
         if how == "crash":
-            self.deployment.log.recover({run})
+            self.deployment.log.recover_run_jobs({run})
 
     def end_claim(self, claim: Claim, how: str) -> None:
         log = self.deployment.log
@@ -216,7 +216,7 @@ class RunnerMachine(RuleBasedStateMachine):
     @rule()
     def lose_the_queue(self):
         """Dagster never starts the queued runs."""
-        self.deployment.log.recover({dispatch.name for dispatch in self.queued})
+        self.deployment.log.recover_run_jobs({dispatch.name for dispatch in self.queued})
         self.queued.clear()
 
     @rule()
@@ -344,7 +344,7 @@ class RunnerMachine(RuleBasedStateMachine):
         self.repair()
         self.lose_the_queue()
         for run, _ in self.running:
-            self.deployment.log.recover({run})
+            self.deployment.log.recover_run_jobs({run})
         self.running.clear()
         for _ in range(60):
             self.now += timedelta(minutes=11)

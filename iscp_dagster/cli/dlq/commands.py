@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from iscp_dagster.cli.jobs.options import AsJson, MaybeTenant
+from iscp_dagster.cli.jobs.options import AsJson, TenantOrAll
 from iscp_dagster.cli.parts.counting import Limit
 from iscp_dagster.cli.parts.group import Group
 
@@ -39,7 +39,7 @@ IndexName = Annotated[
 def list_letters(
     *,
     index: IndexName = None,
-    tenant: MaybeTenant = None,
+    tenant: TenantOrAll = None,
     limit: Limit = None,
     as_json: AsJson = False,
 ) -> None:
@@ -71,7 +71,7 @@ def replay(
     ids: Ids = None,
     *,
     index: IndexName = None,
-    tenant: MaybeTenant = None,
+    tenant: TenantOrAll = None,
     as_json: AsJson = False,
 ) -> None:
     """Write dead letters' rows to their indexes again. Exit code 1 if one is refused again."""
@@ -89,7 +89,7 @@ def drop(
     ids: Ids = None,
     *,
     index: IndexName = None,
-    tenant: MaybeTenant = None,
+    tenant: TenantOrAll = None,
     every: Annotated[
         bool, typer.Option("--all", help="Delete all dead letters of all indexes.")
     ] = False,

@@ -8,7 +8,8 @@ from typing import TYPE_CHECKING
 import typer
 
 from iscp_dagster.cli.events import options
-from iscp_dagster.cli.jobs.options import AsJson, MaybeTenant
+from iscp_dagster.cli.jobs.options import AsJson, TenantOrAll
+from iscp_dagster.cli.parts.counting import count_nouns
 from iscp_dagster.cli.parts.group import Group
 
 if TYPE_CHECKING:
@@ -30,7 +31,7 @@ def list_events(
     *,
     trigger: options.OneTrigger = None,
     endpoint: options.OneEndpoint = None,
-    tenant: MaybeTenant = None,
+    tenant: TenantOrAll = None,
     state: options.EventState = None,
     from_: options.From = None,
     to: options.Until = None,
@@ -61,7 +62,7 @@ def show(
     from iscp_dagster.cli.events import show as event_show
     from iscp_dagster.cli.jobs.json import write
 
-    deliveries, attempts = _open_deliveries().outbox.show(id_, endpoint)
+    deliveries, attempts = _open_deliveries().outbox.read_event_deliveries(id_, endpoint)
     if not deliveries:
         raise _make_no_event_error(id_, endpoint)
     if as_json:
@@ -91,7 +92,7 @@ def replay(
     from_: options.FromWhen,
     to: options.Until = None,
     endpoint: options.OneEndpoint = None,
-    tenant: MaybeTenant = None,
+    tenant: TenantOrAll = None,
     state: options.EventState = None,
     as_json: AsJson = False,
 ) -> None:
@@ -102,8 +103,9 @@ def replay(
     names = {"trigger": trigger, "endpoint": endpoint, "tenant": tenant, "state": state}
     selection = _parse_selection(outbox, names, from_, to)
     number = outbox.outbox.replay(selection)
-    subject = f"1 event of {trigger} is" if number == 1 else f"{number:,} events of {trigger} are"
-    print_result({"trigger": trigger, "events": number}, f"{subject} sent again.", as_json=as_json)
+    verb = "is" if number == 1 else "are"
+    text = f"{count_nouns(number, 'delivery')} of {trigger} {verb} sent again."
+    print_result({"trigger": trigger, "deliveries": number}, text, as_json=as_json)
 
 
 def _open_deliveries() -> DeclaredOutbox:

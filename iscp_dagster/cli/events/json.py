@@ -52,7 +52,7 @@ def describe_endpoint(summary: EndpointSummary) -> dict[str, Any]:
         "reason": summary.state.reason,
         "changed_at": format_iso_time(summary.state.changed_at),
         "failing_since": format_iso_time(summary.state.health.failing_since),
-        "refused_in_a_row": summary.state.health.in_a_row,
+        "refused_in_a_row": summary.state.health.consecutive_refusals,
         "delivered_at": format_iso_time(summary.state.delivered_at),
         "pending": summary.pending,
         "oldest_pending": format_iso_time(summary.oldest),

@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 
 from iscp_dagster.api.outbox import EndpointSummary
 from iscp_dagster.cli.jobs.show import line
-from iscp_dagster.cli.parts.counting import print_counts
+from iscp_dagster.cli.parts.counting import count_nouns, print_counts
 from iscp_dagster.cli.parts.tables import Listing, format_time, print_facts, print_listing
 from iscp_dagster.webhooks.deliveries import DeliveryAttempt, EventDelivery
 
@@ -18,12 +18,12 @@ _SHORT = "%m-%d %H:%M:%S"
 def print_deliveries(
     deliveries: Sequence[EventDelivery], limit: int, counts: Mapping[str, int]
 ) -> None:
-    """Print counts by state, then a line per event and endpoint; a terminal gets two.
+    """Print how many deliveries are in each state, then a line per delivery; a terminal gets two.
 
     One would be wider than 80 columns.
     """
     if deliveries:
-        print_counts(sum(counts.values()), "event", counts)
+        print_counts(sum(counts.values()), "delivery", counts)
     heads = ("event\ntrigger, key", "type", "endpoint", "state\nattempts", "recorded\nnext try")
     rows = [
         (
@@ -36,7 +36,7 @@ def print_deliveries(
     ]
     print_listing(Listing(heads=heads, rows=rows))
     hint = f", the latest; --limit shows more than {limit:,}" if len(deliveries) == limit else ""
-    line(f"{len(deliveries):,} event{'s' * (len(deliveries) != 1)}{hint}")
+    line(f"{count_nouns(len(deliveries), 'delivery')}{hint}")
 
 
 def print_event(deliveries: Sequence[EventDelivery], attempts: Sequence[DeliveryAttempt]) -> None:

@@ -58,11 +58,11 @@ def list_invocations(
 @invocations.command()
 def show(id_: options.InvocationId, *, as_json: AsJson = False) -> None:
     """Show an invocation, and its journal entry by entry."""
-    from iscp_dagster.api.invocations import describe_invocation, open_invocations
+    from iscp_dagster.api.invocations import open_invocations, read_invocation_facts
     from iscp_dagster.cli.invocations import show as invocation_show
     from iscp_dagster.cli.jobs.json import write
 
-    invocation = describe_invocation(open_invocations(os.environ), id_)
+    invocation = read_invocation_facts(open_invocations(os.environ), id_)
     if as_json:
         write(invocation)
     else:

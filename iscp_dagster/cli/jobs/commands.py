@@ -17,8 +17,8 @@ from iscp_dagster.cli.jobs.options import (
     Interval,
     MaxBytes,
     MaxVersions,
-    MaybeName,
     Name,
+    NameOrFile,
     Option,
     Priority,
     Share,
@@ -46,7 +46,7 @@ job = typer.Typer(
 
 @job.command()
 def register(
-    name: MaybeName = None,
+    name: NameOrFile = None,
     *,
     tenant: Tenant = "default",
     type: Type = None,  # noqa: A002  (the option's name)

@@ -30,7 +30,7 @@ def describe_progress(rows: Progress | None) -> dict[str, Any]:
     return {} if rows is None else {"rows_done": rows.done, "rows_to_do": rows.total}
 
 
-def describe_history(beginning: HistoryStart | None) -> dict[str, Any]:
+def describe_history_start(beginning: HistoryStart | None) -> dict[str, Any]:
     """Where a changes index's history begins, and what it lacks; empty for any other."""
     if beginning is None:
         return {}
@@ -55,8 +55,8 @@ def describe_entry(entry: HistoryEntry) -> dict[str, Any]:
         # Too large for the integers of many JSON readers.
         "registration": str(entry.registration),
         "event": entry.event.value,
-        "before": None if entry.before is None else entry.before.label,
-        "after": entry.after.label,
+        "before": None if entry.from_state is None else entry.from_state.label,
+        "after": entry.to_state.label,
         "who": entry.actor,
         "from": describe_moment(entry.from_),
         "to": describe_moment(entry.to),
@@ -74,7 +74,7 @@ def describe_usage(job_usage: Usage) -> dict[str, Any]:
     return {
         "tenant": job_usage.tenant,
         "job": str(job_usage.name),
-        "iterations": job_usage.iterations,
+        "iterations": job_usage.completed,
         "failed": job_usage.failed,
         "canceled": job_usage.canceled,
         "inserted": job_usage.inserted,

@@ -16,15 +16,15 @@ STATES = (*(state.label for state in JobState), BUILDING)
 """The states that `--state` takes."""
 
 Name = Annotated[str, typer.Argument(metavar="JOB", help="database.table/job", show_default=False)]
-MaybeName = Annotated[
+NameOrFile = Annotated[
     str | None, typer.Argument(metavar="JOB", help="database.table/job", show_default=False)
 ]
-AnyName = Annotated[
+NameOrAll = Annotated[
     str | None,
     typer.Argument(metavar="JOB", help="database.table/job; default: all.", show_default=False),
 ]
 Tenant = Annotated[str, typer.Option(help="The tenant; * for all.")]
-MaybeTenant = Annotated[
+TenantOrAll = Annotated[
     str | None, typer.Option(help="One tenant; default: all.", show_default=False)
 ]
 AsJson = Annotated[bool, typer.Option("--json", help="Print JSON.")]

@@ -12,13 +12,13 @@ import typer
 from iscp_dagster.cli.jobs.options import (
     BUILDING,
     STATES,
-    AnyName,
     AsJson,
-    MaybeTenant,
     Name,
+    NameOrAll,
     Since,
     State,
     Table,
+    TenantOrAll,
 )
 from iscp_dagster.cli.parts.counting import Limit
 
@@ -31,7 +31,7 @@ if TYPE_CHECKING:
 
 
 def status(
-    name: Name, *, tenant: MaybeTenant = None, limit: Limit = None, as_json: AsJson = False
+    name: Name, *, tenant: TenantOrAll = None, limit: Limit = None, as_json: AsJson = False
 ) -> None:
     """Show a job's state, watermark, lag and latest iteration, for all tenants or one.
 
@@ -57,14 +57,14 @@ def status(
     page = all_jobs[: limit or (None if as_json else ROWS)]
     lags = _read_lags(jobs, table, {job.key.tenant for job in page}, [job_id.job])
     progress, unserved = _read_progress(jobs, page), _find_unserved(jobs, page)
-    beginnings = _read_histories(jobs, page)
+    beginnings = _find_history_starts(jobs, page)
     if as_json:
         job_json.write(
             [
                 job_facts(job)
                 | {"lag": lags.get(job.key), "served": job.name not in unserved}
                 | job_json.describe_progress(progress.get(job.key))
-                | job_json.describe_history(beginnings.get(job.key))
+                | job_json.describe_history_start(beginnings.get(job.key))
                 for job in page
             ]
         )
@@ -77,7 +77,7 @@ def status(
 
 def list_jobs(
     *,
-    tenant: MaybeTenant = None,
+    tenant: TenantOrAll = None,
     table: Table = None,
     state: State = None,
     limit: Limit = None,
@@ -141,9 +141,9 @@ def count(*, state: State = None, limit: Limit = None, as_json: AsJson = False) 
 
 
 def history(
-    name: AnyName = None,
+    name: NameOrAll = None,
     *,
-    tenant: MaybeTenant = None,
+    tenant: TenantOrAll = None,
     since: Since = None,
     most: Annotated[
         int,
@@ -208,7 +208,7 @@ def _read_progress(jobs: Jobs, job_list: Iterable[Job]) -> dict[JobKey, Progress
     return progress
 
 
-def _read_histories(jobs: Jobs, job_list: Iterable[Job]) -> dict[JobKey, HistoryStart | None]:
+def _find_history_starts(jobs: Jobs, job_list: Iterable[Job]) -> dict[JobKey, HistoryStart | None]:
     """Where the histories of changes begin; left out if a service does not answer."""
     from iscp_dagster.model.errors import IscpError
 
@@ -238,7 +238,7 @@ def _read_lags(
 
     try:
         source = jobs.get_source(table)
-        positions = read_positions(jobs.deployment, source, tenants=tenants, indexes=names)
+        positions = read_positions(jobs.deployment, source, tenants=tenants, job_names=names)
     except Exception:  # noqa: BLE001 - a table may raise anything
         return {}
     return {position.job.key: position.lag for position in positions}

@@ -16,7 +16,7 @@ from iscp_dagster.model.specs import JobSpec
 
 @dataclass(frozen=True, kw_only=True)
 class RegistrationResult:
-    """What became of one wish; `note` is what a person should know about it."""
+    """What became of one request; `note` is what the person should know about it."""
 
     request: JobRequest
     created: bool

@@ -71,7 +71,7 @@ def print_status(
     """Print every job with its lag in seconds and its latest iteration, one line per fact."""
     for number, job in enumerate(job_list):
         facts = _describe_job(job, _format_lag(job, lags), progress.get(job.key))
-        facts |= _describe_history((beginnings or {}).get(job.key))
+        facts |= _describe_history_start((beginnings or {}).get(job.key))
         if job.name in unserved:
             facts["readers see"] = "the previous generation, until every tenant is built"
         if number:
@@ -210,7 +210,7 @@ def _build_narrow_usage(usages: Sequence[Usage]) -> Listing:
     rows = [
         (
             (str(job_usage.name), job_usage.tenant),
-            f"{job_usage.iterations:,}",
+            f"{job_usage.completed:,}",
             (f"{job_usage.failed:,}", f"{job_usage.canceled:,}"),
             (f"{job_usage.inserted:,}", f"{job_usage.deleted:,}"),
             f"{job_usage.bytes:,}",
@@ -243,7 +243,7 @@ def _describe_job(job: Job, lag: str, progress: Progress | None) -> dict[str, st
     }
 
 
-def _describe_history(beginning: HistoryStart | None) -> dict[str, str]:
+def _describe_history_start(beginning: HistoryStart | None) -> dict[str, str]:
     """Where the history of changes begins, and the versions that it lacks."""
     if beginning is None:
         return {}
@@ -275,9 +275,10 @@ def _format_progress(progress: Progress | None) -> str:
 
 
 def _format_transition(entry: HistoryEntry) -> str:
-    if entry.before is entry.after:
-        return entry.after.label
-    return f"{entry.before.label if entry.before is not None else ''} → {entry.after.label}".strip()
+    if entry.from_state is entry.to_state:
+        return entry.to_state.label
+    start = "" if entry.from_state is None else entry.from_state.label
+    return f"{start} → {entry.to_state.label}".strip()
 
 
 def _format_lag(job: Job, lags: Mapping[JobKey, float | None]) -> str:

@@ -32,21 +32,21 @@ class UpdateResult:
 
     def to_json(self) -> dict[str, Any]:
         """What changed; with --interrupt, also how many jobs were interrupted."""
-        interrupted = {"interrupted": len(self.outcome.keys)} if self.interrupt else {}
-        changed = self.outcome.changed or bool(self.outcome.keys)
+        interrupted = {"interrupted": len(self.outcome.interrupted_jobs)} if self.interrupt else {}
+        changed = self.outcome.changed or bool(self.outcome.interrupted_jobs)
         return {"tenant": self.tenant, "job": str(self.job), "changed": changed, **interrupted}
 
     @property
     def _change_text(self) -> str:
         if self.respecified:
             return "updated"
-        if self.outcome.changed and not self.outcome.keys:
+        if self.outcome.changed and not self.outcome.interrupted_jobs:
             return "unchanged, planned again"
         return "unchanged"
 
     @property
     def _interruption_text(self) -> str:
-        number = len(self.outcome.keys)
+        number = len(self.outcome.interrupted_jobs)
         if not number:
             return "no iteration was under way"
         return f"{count_nouns(number, 'job')} interrupted"

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import os
 
-from iscp_dagster.cli.jobs.options import AsJson, MaybeTenant, Since, Table
+from iscp_dagster.cli.jobs.options import AsJson, Since, Table, TenantOrAll
 from iscp_dagster.cli.parts.counting import Limit
 
 
 def usage(
     *,
-    tenant: MaybeTenant = None,
+    tenant: TenantOrAll = None,
     table: Table = None,
     since: Since = None,
     limit: Limit = None,

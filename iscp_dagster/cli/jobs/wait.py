@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-from iscp_dagster.cli.jobs.options import AsJson, MaybeTenant, TableName
+from iscp_dagster.cli.jobs.options import AsJson, TableName, TenantOrAll
 
 LINE_SECONDS = 10.0
 """Between two lines of progress if stderr is not a terminal."""
@@ -20,7 +20,7 @@ def wait(
         int | None,
         typer.Option(min=0, help="A commit's version; default: the latest.", show_default=False),
     ] = None,
-    tenant: MaybeTenant = None,
+    tenant: TenantOrAll = None,
     timeout: Annotated[float, typer.Option(min=0, help="Seconds to wait.")] = 300.0,
     as_json: AsJson = False,
 ) -> None:

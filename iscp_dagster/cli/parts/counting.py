@@ -22,8 +22,9 @@ Limit = Annotated[
 
 
 def count_nouns(number: int, noun: str) -> str:
-    """A number with its noun: `1 job`, `1,920 jobs`."""
-    return f"{number:,} {noun}{'' if number == 1 else 's'}"
+    """A number with its noun: `1 job`, `1,920 jobs`, `2 deliveries`."""
+    plural = f"{noun[:-1]}ies" if noun.endswith("y") else f"{noun}s"
+    return f"{number:,} {noun if number == 1 else plural}"
 
 
 def print_counts(number: int, noun: str, parts: Mapping[str, int], beside: str = "") -> None:

@@ -16,7 +16,7 @@ from iscp_dagster.model.declared.images import (
     IMAGE_COLUMNS,
     ORDINAL,
     ChangeKind,
-    Transitions,
+    ImageSource,
 )
 from iscp_dagster.model.declared.schema import TIMESTAMP, VERSION, DeltaField, to_schema_json
 from iscp_dagster.model.declared.views import check_calculated
@@ -68,9 +68,9 @@ class Changes(IndexKind):
             available = (*available, *step["columns"])
 
     @property
-    def transitions(self) -> Transitions:
+    def image_source(self) -> ImageSource:
         """What its image rows are read from."""
-        return Transitions.of(self.view, self.columns)
+        return ImageSource.of(self.view, self.columns)
 
     @property
     def definition(self) -> dict[str, Any]:
@@ -78,7 +78,7 @@ class Changes(IndexKind):
 
     def extend_definition(self, fields: Sequence[DeltaField]) -> dict[str, Any]:
         """Keep the calculated columns' types, so that no Spark is needed to open the table."""
-        names = self.transitions.calculated
+        names = self.image_source.calculated
         calculated = [field for field in fields if field.name in names]
         return {CALCULATED: to_schema_json(calculated)["fields"]} if calculated else {}
 

@@ -10,7 +10,7 @@ from typing import Any, ClassVar
 from iscp_dagster.clickhouse.kinds.kind import IndexKind
 from iscp_dagster.model.consumers.kinds import ConsumerKind, ScanContext
 from iscp_dagster.model.consumers.protocol import Consumer
-from iscp_dagster.model.declared.images import Transitions
+from iscp_dagster.model.declared.images import ImageSource
 from iscp_dagster.model.declared.kinds import load_kinds
 from iscp_dagster.model.declared.sharding import SHARD
 from iscp_dagster.model.declared.tables import SourceTable, check_index
@@ -20,7 +20,7 @@ from iscp_dagster.model.moment import HistoryStart
 from iscp_dagster.model.specs import ConsumerInfo
 
 
-class Indexes(ConsumerKind):
+class IndexConsumerKind(ConsumerKind):
     """Indexes of all kinds: rows in tables of ClickHouse, which Spark's executors write."""
 
     noun: ClassVar[str] = "index"
@@ -38,8 +38,8 @@ class Indexes(ConsumerKind):
             return bool(load_kinds()[self.type].of_images)
         return False
 
-    def get_transitions(self, source: SourceTable, info: ConsumerInfo) -> Transitions | None:
-        return resolve_index(source, info).transitions if self.of_images else None
+    def get_image_source(self, source: SourceTable, info: ConsumerInfo) -> ImageSource | None:
+        return resolve_index(source, info).image_source if self.of_images else None
 
     def list_columns(
         self, source: SourceTable, info: ConsumerInfo, available: Sequence[str]

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 from iscp_dagster.clickhouse.connect.quoting import quote_identifier
 from iscp_dagster.clickhouse.kinds.searching import Neighbourhood, Search
-from iscp_dagster.model.declared.images import Transitions
+from iscp_dagster.model.declared.images import ImageSource
 from iscp_dagster.model.declared.schema import DELETED, VERSION, DeltaField, DeltaType
 from iscp_dagster.model.declared.tables import Index, SourceTable
 
@@ -75,7 +75,7 @@ class IndexKind(Index):
     """
 
     @property
-    def transitions(self) -> Transitions | None:
+    def image_source(self) -> ImageSource | None:
         """What its image rows are read from; None: it keeps none."""
         return None
 

@@ -85,8 +85,8 @@ SETTINGS = {"flatten_nested": 0, "allow_suspicious_low_cardinality_types": 1}
 _SYSTEM_TYPES = {VERSION: "UInt64", TIMESTAMP: "DateTime64(6, 'UTC')", DELETED: "UInt8"}
 
 DEDUPLICATION_WINDOW = 5 * FEWEST_TASKS * MOST_CHUNKS
-"""Blocks whose tokens a table remembers: enough for five iterations of the largest size, as all
-tenants write to it, or for one of a view's. MergeTree's default of 0 remembers none."""
+"""How many tokens a table remembers: all tenants write to one table, so enough for five iterations
+of the largest size. MergeTree's default of 0 remembers none."""
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -1,4 +1,4 @@
-"""Tables of whole frames: their rows are replaced, all at once or partition by partition.
+"""Tables of data frames that assets return, replaced all at once or partition by partition.
 
 Rows are staged in a table that only the attempt knows, and then swapped: readers see the old rows
 of a partition or the new ones, and an attempt that dies in the middle changes no partition that it

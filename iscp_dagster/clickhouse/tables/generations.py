@@ -26,7 +26,7 @@ _TABLE = re.compile(
 
 
 @dataclass(frozen=True, kw_only=True)
-class IndexData:
+class IndexGenerations:
     """The tables and views of the index `view` in `database`. Every method may be repeated."""
 
     endpoint: ClickHouseEndpoint

@@ -18,7 +18,7 @@ from iscp_dagster.clickhouse.connect.portions import split_names
 from iscp_dagster.clickhouse.connect.quoting import quote_identifier, quote_string
 from iscp_dagster.clickhouse.connect.table_barrier import TableBarrier
 from iscp_dagster.clickhouse.tables.ddl import SETTINGS, IndexShape
-from iscp_dagster.clickhouse.tables.generations import IndexData, parse_generation
+from iscp_dagster.clickhouse.tables.generations import IndexGenerations, parse_generation
 from iscp_dagster.clickhouse.tables.ownership import (
     ExistingTable,
     check_owned,
@@ -29,7 +29,7 @@ from iscp_dagster.clickhouse.types.nulls import format_flag_name
 from iscp_dagster.clickhouse.types.type_parser import parse_type
 from iscp_dagster.clickhouse.types.widening import can_widen, is_same_type, keep_old_fields
 from iscp_dagster.clickhouse.write.letters import DeadLetters
-from iscp_dagster.clickhouse.write.shard_selection import Placement
+from iscp_dagster.clickhouse.write.shard_selection import ShardSelector
 from iscp_dagster.clickhouse.write.targets import Target
 from iscp_dagster.model.batch import Range
 from iscp_dagster.model.clock import Clock, get_utc_now
@@ -50,7 +50,7 @@ class IndexStore:
     attempt: str = "r00000000_00000000"
     """The attempt at building tenants, the only one to use its staging table."""
     epochs: Epochs = field(default_factory=Epochs)
-    """The epochs that it shows to the barriers; see `enter` and `take_over`."""
+    """The epochs that it shows to the barriers; see `refresh_epochs` and `take_over`."""
     clock: Clock = get_utc_now
 
     @property
@@ -78,12 +78,12 @@ class IndexStore:
         )
 
     @property
-    def placement(self) -> Placement | None:
+    def placement(self) -> ShardSelector | None:
         """Selects the source rows that are its own; None: all."""
         shape, sharding = self.shape, self.shape.index.placement
         if sharding is None:
             return None
-        return Placement(
+        return ShardSelector(
             endpoint=self.endpoint,
             name=self._index_name,
             sharding=sharding,
@@ -160,9 +160,11 @@ class IndexStore:
         return [name for name in self._read_columns() if name not in types]
 
     @property
-    def data(self) -> IndexData:
+    def data(self) -> IndexGenerations:
         """The index's tables of every generation."""
-        return IndexData(endpoint=self.endpoint, database=self.shape.database, view=self.shape.view)
+        return IndexGenerations(
+            endpoint=self.endpoint, database=self.shape.database, view=self.shape.view
+        )
 
     def find_read_source(self) -> str:
         """Return what to select from to read this generation, which the view may not serve yet."""
@@ -236,10 +238,10 @@ class IndexStore:
     def take_over(
         self, tenants: Collection[str], list_live_runs: Callable[[], Collection[str]]
     ) -> IndexStore:
-        """Reject for good whatever earlier runs have sent for these tenants; see `shut_out`.
+        """Reject for good whatever earlier runs have sent for these tenants.
 
         That covers inserts into the served table, dead letters, and staged rows not yet published;
-        `alive` returns the runs that work on the index for other tenants. The caller holds the
+        `list_live_runs` returns the runs that work on the index for other tenants. The caller holds the
         tenants' claims. Raises IscpError.
         """
         store = self.reject_earlier_inserts(tenants)
@@ -279,7 +281,7 @@ class IndexStore:
         target = self.make_target(staged=False)
         self._dead_letters.write_range(target, errors, registrations=registrations, range_=range_)
 
-    def replace(
+    def publish_tenants(
         self, rows: Mapping[str, int], *, version: int, registrations: Mapping[str, int]
     ) -> Mapping[str, IscpError]:
         """Put the staged tenants in place of the served ones; `rows` has their numbers of rows.
@@ -375,7 +377,7 @@ class IndexStore:
     def find_staged_errors(
         self, row_counts: Mapping[str, int], *, version: int
     ) -> Mapping[str, IscpError]:
-        """Return an error for each staged tenant without exactly its `rows` at `version`.
+        """Return an error for each staged tenant that has not exactly its row count, at `version`.
 
         A KeyColumnError if a key is repeated, else a LostRowsError.
         """
@@ -401,7 +403,7 @@ class IndexStore:
     def find_appended_errors(
         self, row_counts: Mapping[str, int], *, range_: Range
     ) -> Mapping[str, failures.LostRowsError | failures.DoubledRowsError]:
-        """Return an error for each tenant of an append-only index without exactly its `rows`
+        """Return an error for each tenant of an append-only index that has not its row count
         in the range: a DoubledRowsError if it has more, else a LostRowsError.
         """
         if not self.shape.index.append:

@@ -24,7 +24,7 @@ class Cell:
 
     `read_type` is the type in which ClickHouse returns the values for comparison; None: the stored
     one.
-    `filler` is a value that the type holds, set if it does not hold the family's own blank.
+    `filler` is a value that the type holds, set if it does not hold the family's own filler.
     `respell` rewrites held values as ClickHouse returns them, if that may differ.
     """
 

@@ -9,7 +9,7 @@ from iscp_dagster.clickhouse.connect.quoting import quote_identifier
 from iscp_dagster.model.declared.schema import Array, Decimal, DeltaType, Map, Primitive, Struct
 from iscp_dagster.model.errors import SchemaError
 
-PRIMITIVES: Mapping[str, str] = MappingProxyType(
+DEFAULT_TYPES: Mapping[str, str] = MappingProxyType(
     {
         "boolean": "Bool",
         "byte": "Int8",
@@ -58,11 +58,11 @@ def to_clickhouse_type(type_: DeltaType, *, nullable: bool, column: str) -> str:
 def _to_scalar_type(type_: Primitive | Decimal, at: str) -> str:
     if isinstance(type_, Decimal):
         return f"Decimal({type_.precision}, {type_.scale})"
-    scalar = PRIMITIVES.get(type_.name)
+    scalar = DEFAULT_TYPES.get(type_.name)
     if scalar is None:
         raise SchemaError(
             f"Column {at!r} is {type_}, which has no ClickHouse type here; leave it out with "
-            f"exclude=[...], or cast it in the source. Known: {', '.join(PRIMITIVES)}, "
+            f"exclude=[...], or cast it in the source. Known: {', '.join(DEFAULT_TYPES)}, "
             "decimal, array, map, struct."
         )
     return scalar

@@ -18,11 +18,11 @@ Fit = Callable[[pa.Array, ClickHouseType], pa.Array]
 
 INTEGERS = {f"{sign}Int{bits}": (sign, bits) for sign in ("", "U") for bits in (8, 16, 32, 64)}
 FLOATS = {"Float32": pa.float32(), "Float64": pa.float64(), "BFloat16": pa.float32()}
-DAYS = -25_567, 120_529
+DATE32_DAYS = -25_567, 120_529
 """1900-01-01 to 2299-12-31, the days of Date32."""
-MICROS = -2_208_988_800_000_000, 10_413_791_999_999_999
+DATETIME64_MICROS = -2_208_988_800_000_000, 10_413_791_999_999_999
 """The same range in microseconds, for DateTime64."""
-NANOS = MICROS[0], 9_223_372_036_854_775
+DATETIME64_9_MICROS = DATETIME64_MICROS[0], 9_223_372_036_854_775
 """The range of DateTime64(9), in whole microseconds."""
 ALL_DAYS = -719_162, 2_932_896
 ALL_MICROS = -62_135_596_800_000_000, 253_402_300_799_999_999
@@ -139,7 +139,7 @@ def fit_dates(values: pa.Array, type_: ClickHouseType) -> pa.Array:
         return values.cast(pa.string())
     if type_.name in INTEGERS:
         return fit_integers(days, type_)
-    _check_range(days, *((0, 65_535) if type_.name == "Date" else DAYS))
+    _check_range(days, *((0, 65_535) if type_.name == "Date" else DATE32_DAYS))
     return values
 
 
@@ -155,7 +155,7 @@ def fit_timestamps(values: pa.Array, type_: ClickHouseType) -> pa.Array:
     if type_.name == "DateTime":
         _check_range(micros, 0, (2**32 - 1) * 10**6)
     else:
-        _check_range(micros, *(NANOS if digits == NANO_DIGITS else MICROS))
+        _check_range(micros, *(DATETIME64_9_MICROS if digits == NANO_DIGITS else DATETIME64_MICROS))
     if digits < DIGITS:
         unit = pa.scalar(10 ** (DIGITS - digits), pa.int64())
         _check_all(pc.equal(pc.multiply(pc.divide(micros, unit), unit), micros))

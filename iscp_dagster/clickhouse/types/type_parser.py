@@ -109,7 +109,7 @@ class _TokenReader:
         return token or ("", "")
 
     def take_punctuation(self, punctuation: str) -> bool:
-        """Take `mark` if it is ahead; return whether it was."""
+        """Take `punctuation` if it is ahead; return whether it was."""
         return self.ahead == ("mark", punctuation) and bool(self.take())
 
     def take_expected(self, kind: str, description: str) -> str:

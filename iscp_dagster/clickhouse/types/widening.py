@@ -16,7 +16,7 @@ from iscp_dagster.clickhouse.types.type_parser import (
 )
 
 INTEGER = re.compile(r"(U?)Int(\d+)")
-LINES = (("BFloat16", "Float32", "Float64"), ("Date", "Date32"))
+WIDENING_CHAINS = (("BFloat16", "Float32", "Float64"), ("Date", "Date32"))
 EXACT_BITS = 32
 """Float64 holds all integers of up to so many bits."""
 MOST_DIGITS = 6
@@ -94,7 +94,7 @@ def _is_wider(before: ClickHouseType, after: ClickHouseType) -> bool:
 
 
 def _is_wider_by_name(before: str, after: str) -> bool:
-    return any(before in line and after in line[line.index(before) :] for line in LINES)
+    return any(before in line and after in line[line.index(before) :] for line in WIDENING_CHAINS)
 
 
 def _can_hold_parts(before: ClickHouseType, after: ClickHouseType) -> bool:
@@ -114,7 +114,7 @@ def _can_hold_fields(before: ClickHouseType, after: ClickHouseType) -> bool:
     return kept and all(_is_nullable(type_) or type_.name in WITHOUT_NULLS for type_ in added)
 
 
-def _has_digits(before: ClickHouseType, after: ClickHouseType) -> bool:
+def _can_hold_digits(before: ClickHouseType, after: ClickHouseType) -> bool:
     """Whether a decimal has as many digits before and after the point."""
     precision, scale = after.numbers
     if integer := INTEGER.fullmatch(before.name):
@@ -126,17 +126,17 @@ def _has_digits(before: ClickHouseType, after: ClickHouseType) -> bool:
     return scale >= decimals and precision - scale >= digits - decimals
 
 
-def _has_days(before: ClickHouseType, after: ClickHouseType) -> bool:
+def _can_hold_days(before: ClickHouseType, after: ClickHouseType) -> bool:
     is_day = before.name in {"Date", "Date32"}
     return is_day and after.zone == "UTC" and after.numbers[0] <= MOST_DIGITS
 
 
-def _has_integers(before: ClickHouseType, _after: ClickHouseType) -> bool:
+def _can_hold_integers(before: ClickHouseType, _after: ClickHouseType) -> bool:
     integer = INTEGER.fullmatch(before.name)
     return integer is not None and int(integer[2]) <= EXACT_BITS
 
 
-def _has_members(before: ClickHouseType, after: ClickHouseType) -> bool:
+def _can_hold_members(before: ClickHouseType, after: ClickHouseType) -> bool:
     if before.name not in {"Enum8", after.name}:
         return False
     return _get_members(before).items() <= _get_members(after).items()
@@ -147,11 +147,11 @@ RULES: Mapping[str, Callable[[ClickHouseType, ClickHouseType], bool]] = MappingP
         "Array": _can_hold_parts,
         "Map": _can_hold_parts,
         "Tuple": _can_hold_fields,
-        "Decimal": _has_digits,
-        "DateTime64": _has_days,
-        "Float64": _has_integers,
-        "Enum8": _has_members,
-        "Enum16": _has_members,
+        "Decimal": _can_hold_digits,
+        "DateTime64": _can_hold_days,
+        "Float64": _can_hold_integers,
+        "Enum8": _can_hold_members,
+        "Enum16": _can_hold_members,
     }
 )
 """Which types hold all values of another, by the name of the wider one."""

@@ -29,7 +29,7 @@ REPLACEMENT = "\ufffd".encode()
 _TABLE = "fresh"
 
 
-def refuse_twins(
+def refuse_ambiguous_changes(
     endpoint: ClickHouseEndpoint | None, target: Target | None, chunk: pa.Table, since: int | None
 ) -> None:
     """Reject a chunk of changes that inserts a key which already exists; writes nothing.

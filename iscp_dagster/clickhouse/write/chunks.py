@@ -15,8 +15,8 @@ import pyarrow.compute as pc
 Int64Array = np.ndarray[tuple[int], np.dtype[np.int64]]
 
 ROWS_PER_CHUNK = 100_000
-BYTES_PER_CHUNK = 32 * 1024 * 1024
-MOST_ROWS_PER_CHUNK = 400_000
+BYTES_PER_PIECE = 32 * 1024 * 1024
+MOST_ROWS_PER_STAGING_CHUNK = 400_000
 BYTES_AT_ONCE = 512 * 1024 * 1024
 """Limit for the values of one Arrow batch, whose text columns hold 2 GiB at most."""
 
@@ -76,7 +76,7 @@ def _split_runs(
             start = end
 
 
-def cut_pieces(chunk: pa.Table, size: int = BYTES_PER_CHUNK) -> Iterator[tuple[int, pa.Table]]:
+def cut_pieces(chunk: pa.Table, size: int = BYTES_PER_PIECE) -> Iterator[tuple[int, pa.Table]]:
     """Cut the chunk into pieces of at most `size` bytes, each with its first row's number.
 
     A larger row goes by itself. The same rows give the same pieces: only the values' bytes count.
@@ -159,7 +159,7 @@ def _get_width(type_: pa.DataType) -> int:
     return 0 if pa.types.is_null(type_) else type_.bit_width // 8
 
 
-def cut_sized_chunks(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.Table]:
+def cut_staging_chunks(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.Table]:
     """Cut the stream into chunks near 32 MiB, estimated by its first batch, to make fewer parts.
 
     The cuts depend on the batches, so these chunks are for staging only.
@@ -168,8 +168,10 @@ def cut_sized_chunks(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.Table]:
     first = next(stream, None)
     if first is None:
         return
-    row = max(first.nbytes // max(first.num_rows, 1), BYTES_PER_CHUNK // MOST_ROWS_PER_CHUNK)
-    yield from cut_chunks(chain([first], stream), max(BYTES_PER_CHUNK // row, 1))
+    row = max(
+        first.nbytes // max(first.num_rows, 1), BYTES_PER_PIECE // MOST_ROWS_PER_STAGING_CHUNK
+    )
+    yield from cut_chunks(chain([first], stream), max(BYTES_PER_PIECE // row, 1))
 
 
 def hash_rows(table: pa.Table) -> str:

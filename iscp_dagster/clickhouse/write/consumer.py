@@ -23,7 +23,7 @@ from iscp_dagster.clickhouse.write.chunks import cut_pieces, hash_rows
 from iscp_dagster.clickhouse.write.conversion import fit_keys, fit_rows
 from iscp_dagster.clickhouse.write.inserts import call_with_retries, insert
 from iscp_dagster.clickhouse.write.letters import DeadLetters, Refusal, get_tenant
-from iscp_dagster.clickhouse.write.shard_selection import Placement
+from iscp_dagster.clickhouse.write.shard_selection import ShardSelector
 from iscp_dagster.clickhouse.write.targets import Target
 from iscp_dagster.clickhouse.write.tenant_split import bisect_tenants, get_row_tenants
 from iscp_dagster.clickhouse.write.tokens import make_chunk_token
@@ -73,7 +73,7 @@ class IndexConsumer:
 
     endpoint: ClickHouseEndpoint
     target: Target
-    placement: Placement | None = None
+    placement: ShardSelector | None = None
     """Selects the rows that are the target's; None: all."""
     sleep: Callable[[float], None] = time.sleep
 
@@ -257,10 +257,10 @@ class IndexConsumer:
             min(retriever.registrations[tenant] for tenant in chunk_name.tenants),
             chunk_name.tenants,
             retriever.range,
-            partition_no=retriever.task,
+            task_no=retriever.task,
             chunk_no=chunk_name.number,
             content_digest=f"{content}@{start}" if start else content,
-            build=retriever.build,
+            build=retriever.batch_name,
         )
 
 

@@ -42,7 +42,7 @@ def fit_keys(target: Target, rows: pa.Table) -> pa.Table:
 
 
 def _fit_column(target: Target, chunk: pa.Table, column: str) -> pa.ChunkedArray:
-    """Return the column to send; values of deleted rows that do not fit are blanked."""
+    """Return the column to send; values of deleted rows that do not fit get a filler."""
     stored, values = target.stored_types.get(column), chunk[column]
     if stored is None:
         return values
@@ -61,7 +61,7 @@ def _fit_column(target: Target, chunk: pa.Table, column: str) -> pa.ChunkedArray
 def _fill_misfits(
     values: pa.ChunkedArray, misfits: list[bool], stored: StoredType
 ) -> pa.ChunkedArray:
-    """Put blanks in place of the misfits; the other values stay."""
+    """Put fillers in place of the misfits; the other values stay."""
     filler = pa.array([make_filler(stored)], values.type)
     pieces = [*values.chunks, filler]
     row_numbers = [len(values) if is_misfit else row for row, is_misfit in enumerate(misfits)]

@@ -39,7 +39,7 @@ _SINCE_26 = "deduplicate_insert"
 ATTEMPTS = 4
 FIRST_WAIT = 0.5
 """Seconds before the second attempt of a chunk; doubled for each further one."""
-MOST_NAMES = 16_000
+MOST_NAME_BYTES = 16_000
 """Most bytes of column names in a statement in the URL, where each may take three."""
 MERGING_ATTEMPTS = 8
 """Attempts while ClickHouse has to merge parts first: about a minute in all."""
@@ -108,7 +108,7 @@ def insert(
 def _send_rows(
     client: Client, database: str, table: str, rows: pa.Table, settings: dict[str, Any]
 ) -> QuerySummary:
-    if sum(len(name.encode()) for name in rows.schema.names) <= MOST_NAMES:
+    if sum(len(name.encode()) for name in rows.schema.names) <= MOST_NAME_BYTES:
         return client.insert_arrow(table, rows, database=database, settings=settings)
     file = pa.BufferOutputStream()
     with pa.ipc.new_file(file, rows.schema) as writer:

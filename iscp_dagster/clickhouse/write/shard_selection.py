@@ -23,7 +23,7 @@ _SETTINGS = {"allow_suspicious_low_cardinality_types": 1}
 
 
 @dataclass(frozen=True, kw_only=True)
-class Placement:
+class ShardSelector:
     """Selects one shard's rows by asking that shard's own ClickHouse; picklable.
 
     A row whose key is null, or cannot be held, has no hash: it goes to the first shard.

@@ -15,7 +15,7 @@ def make_chunk_token(  # noqa: PLR0917
     registration: int,
     tenants: Collection[str],
     range_: Range,
-    partition_no: int,
+    task_no: int,
     chunk_no: int,
     content_digest: str,
     build: str = "",
@@ -28,7 +28,7 @@ def make_chunk_token(  # noqa: PLR0917
     build: a rebuilt index lost the earlier rows, so it must accept them again.
     """
     versions = [range_.from_.version, range_.to.version]
-    identity = [registration, sorted(tenants), versions, partition_no, chunk_no, content_digest]
+    identity = [registration, sorted(tenants), versions, task_no, chunk_no, content_digest]
     identity += [build] if build else []
     text = json.dumps(identity, separators=(",", ":"))
     return hashlib.blake2b(text.encode(), digest_size=_DIGEST_BYTES).hexdigest()

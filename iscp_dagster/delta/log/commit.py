@@ -19,9 +19,9 @@ from iscp_dagster.model.errors import SourceError
 
 FEED_PROPERTY = "delta.enableChangeDataFeed"
 MAX_PROBES = 1_000
-LEAST_ROW = 8
+LEAST_BYTES_PER_ROW = 8
 """Bytes assumed per row where the log gives no row count."""
-MOST_ROW = 1024
+MOST_BYTES_PER_ROW = 1024
 """Bytes assumed per row where the log gives a row count but no file size."""
 _ROWS = re.compile(r'"numRecords"\s*:\s*(\d+)')
 PartitionValues = tuple[tuple[str, str | None], ...]
@@ -37,7 +37,7 @@ class Volume(NamedTuple):
         return Volume(self.bytes + other.bytes, self.rows + other.rows)
 
 
-class Probe(NamedTuple):
+class OpenedFile(NamedTuple):
     """A file and the partition of its rows; None where the log does not give the partition."""
 
     path: str
@@ -47,7 +47,7 @@ class Probe(NamedTuple):
 class FeedFile(NamedTuple):
     """A file of a version's change feed, `path` as the log writes it.
 
-    `kind`: "cdc", whose rows carry their change type; "add", whose rows were inserted; "remove",
+    `action`: "cdc", whose rows carry their change type; "add", whose rows were inserted; "remove",
     whose rows were deleted.
     """
 
@@ -62,7 +62,7 @@ class FeedFile(NamedTuple):
     @property
     def weight(self) -> float:
         """Its bytes, else an estimate from its rows; infinite where the log gives neither."""
-        return self.bytes or (inf if self.rows is None else self.rows * MOST_ROW)
+        return self.bytes or (inf if self.rows is None else self.rows * MOST_BYTES_PER_ROW)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -86,9 +86,9 @@ class Commit:
     `changed` is None when an action gives no partition, so that it is unknown who changed.
     `rewritten` holds the partition values whose rows were deleted or updated, None for the same
     reason.
-    `probes` are the first files that a reader of this version's change feed opens. `feed` holds all
-    files of that feed; None if it is more than files (deletion vectors), a partition is
-    missing, or there are too many.
+    `opened_files` are the first files that a reader of this version's change feed opens. `feed`
+    holds all files of that feed; None if it is more than files (deletion vectors), a partition
+    is missing, or there are too many.
     """
 
     version: int
@@ -96,7 +96,7 @@ class Commit:
     operation: str = ""
     changed: Mapping[PartitionValues, Volume] | None = field(default_factory=dict)
     rewritten: frozenset[PartitionValues] | None = frozenset()
-    probes: tuple[Probe, ...] = ()
+    opened_files: tuple[OpenedFile, ...] = ()
     feed: tuple[FeedFile, ...] | None = ()
     metadata: Metadata | None = None
     reader_features: frozenset[str] | None = None
@@ -127,7 +127,7 @@ def _parse_actions(version: int, content: bytes) -> Commit:
         operation=str(info.get("operation", "")),
         changed=_sum_volumes(data),
         rewritten=_list_rewritten_partitions(data),
-        probes=tuple(_list_probes(action for _, action in data[:MAX_PROBES])),
+        opened_files=tuple(_list_probes(action for _, action in data[:MAX_PROBES])),
         feed=_list_feed_files(data),
         metadata=next(map(_parse_metadata, actions["metaData"]), None),
         reader_features=next(
@@ -151,13 +151,13 @@ def _list_data_actions(
     ]
 
 
-def _list_probes(actions: Iterable[dict[str, Any]]) -> Iterator[Probe]:
+def _list_probes(actions: Iterable[dict[str, Any]]) -> Iterator[OpenedFile]:
     for action in actions:
         partition = _get_partition(action)
-        yield Probe(action["path"], partition)
+        yield OpenedFile(action["path"], partition)
         vector = get_vector_path(action)
         if vector is not None:
-            yield Probe(vector, partition)
+            yield OpenedFile(vector, partition)
 
 
 def _list_feed_files(data: list[tuple[str, dict[str, Any]]]) -> tuple[FeedFile, ...] | None:
@@ -187,7 +187,9 @@ def _measure_volume(kind: str, action: Mapping[str, Any]) -> Volume:
     """The bytes written, and the rows written or removed."""
     size = int(action.get("size") or 0)
     rows = _parse_row_count(action)
-    return Volume(0 if kind == "remove" else size, size // LEAST_ROW if rows is None else rows)
+    return Volume(
+        0 if kind == "remove" else size, size // LEAST_BYTES_PER_ROW if rows is None else rows
+    )
 
 
 def _parse_row_count(action: Mapping[str, Any]) -> int | None:

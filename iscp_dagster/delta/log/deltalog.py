@@ -250,14 +250,14 @@ class DeltaLog:
                 return False
         return True
 
-    def list_probes(self, version: int) -> list[tuple[str | None, str]]:
+    def list_opened_files(self, version: int) -> list[tuple[str | None, str]]:
         """(tenant or None for all, path) of the first files that readers of the commit's feed open.
 
         Empty for a commit that the log no longer holds.
         """
         column, commit = self._get_physical_tenant(version), self.log.read_commit(version)
-        probes = () if commit is None else commit.probes
-        return [(_get_reading_tenant(probe.partition, column), probe.path) for probe in probes]
+        files = () if commit is None else commit.opened_files
+        return [(_get_reading_tenant(file.partition, column), file.path) for file in files]
 
     def list_feed_files(
         self, after: int, upto: int, tenants: Collection[str]

@@ -8,18 +8,18 @@ import sql_transactions.engine
 from iscp_dagster.model.errors import ConfigError, UnavailableError
 from iscp_dagster.model.imports import require_extra
 from iscp_dagster.model.variables import LOG_URL, STATE_STORE
-from sql_transactions.engine import DatabaseRole
+from sql_transactions.engine import DatabaseUse
 
 ENSURE_LOCK = 0x15C9_106
 """The PostgreSQL advisory lock that `ensure` takes; an arbitrary constant."""
 
 _ERRORS = {"invalid": ConfigError, "unavailable": UnavailableError}
-LOG = DatabaseRole(name="ISCP log", setting=LOG_URL, **_ERRORS)
-STATES = DatabaseRole(name="state store", setting=STATE_STORE, **_ERRORS)
+LOG = DatabaseUse(name="ISCP log", setting=LOG_URL, **_ERRORS)
+STATES = DatabaseUse(name="state store", setting=STATE_STORE, **_ERRORS)
 
 
 def open_engine(
-    url: str | sa.URL, role: DatabaseRole = LOG, *, keep_open: bool = False
+    url: str | sa.URL, role: DatabaseUse = LOG, *, keep_open: bool = False
 ) -> sa.Engine:
     """An engine for `sqlite:///file` or `postgresql://…`. Connects on first use.
 

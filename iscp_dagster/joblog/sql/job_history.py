@@ -46,7 +46,7 @@ def read_run_tenants(connection: sa.Connection, names: Collection[str]) -> list[
 def read_changed_tenants(connection: sa.Connection, since: Bookmark | None) -> ChangedTenants:
     """The (table id, tenant) of jobs with history entries since the bookmark.
 
-    On PostgreSQL `resume_at` is the oldest open transaction: entries of older transactions are
+    On PostgreSQL `position` is the oldest open transaction: entries of older transactions are
     visible, and those of later ones are at or after it, in whatever order they commit. On SQLite,
     which has one writer at a time, it is the number of an entry.
     """
@@ -55,10 +55,10 @@ def read_changed_tenants(connection: sa.Connection, since: Bookmark | None) -> C
     if since is None:
         return ChangedTenants(upto=upto)
     ordered = EVENTS.transaction_id if _is_postgres(connection) else EVENTS.number
-    query = sa.select(EVENTS.table_id, EVENTS.tenant).distinct().where(ordered >= since.resume_at)
+    query = sa.select(EVENTS.table_id, EVENTS.tenant).distinct().where(ordered >= since.position)
     tenants = frozenset(map(tuple, connection.execute(query)))
     complete = (
-        since.resume_at <= upto.resume_at and _read_sign(connection, since.number) == since.sign
+        since.position <= upto.position and _read_sign(connection, since.number) == since.sign
     )
     return ChangedTenants(upto=upto, tenants=tenants, complete=complete)
 
@@ -115,7 +115,7 @@ def read_usage(
         Usage(
             tenant=row.tenant,
             name=JobID(db=row.db_name, table=row.table_name, job=row.job_name),
-            iterations=row.iterations,
+            completed=row.iterations,
             failed=row.failed,
             canceled=row.canceled,
             inserted=int(row.inserted),

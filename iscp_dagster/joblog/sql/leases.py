@@ -9,7 +9,7 @@ import sqlalchemy as sa
 from iscp_dagster.joblog.sql.statements import COLUMNS, IS_ACTIVE, LIVE, lock, split_for_statements
 from iscp_dagster.joblog.sql.tables import ISCP_LEASES, Seconds
 from iscp_dagster.model.jobs import Job
-from sql_transactions.row_values import insert_into
+from sql_transactions.row_values import make_insert
 
 LEASES = ISCP_LEASES.c
 Now = sa.ColumnElement[float]
@@ -22,7 +22,7 @@ def renew_leases(connection: sa.Connection, names: Iterable[str], seconds: float
     rows = [{"name": name, "owner": ""} for name in sorted(set(names))]
     if rows:
         until = now + seconds
-        insert = insert_into(connection.dialect, ISCP_LEASES).values(until=until)
+        insert = make_insert(connection.dialect, ISCP_LEASES).values(until=until)
         upsert = insert.on_conflict_do_update(index_elements=["name"], set_={"until": until})
         connection.execute(upsert, rows)
 
@@ -37,7 +37,7 @@ def take_leases(
     # Sorted, so that two callers cannot deadlock.
     for portion in split_for_statements(sorted(set(names))):
         rows = [{"name": name, "owner": owner, "until": until} for name in portion]
-        insert = insert_into(connection.dialect, ISCP_LEASES).values(rows)
+        insert = make_insert(connection.dialect, ISCP_LEASES).values(rows)
         upsert = insert.on_conflict_do_update(
             index_elements=["name"], set_={"owner": owner, "until": until}, where=free
         )

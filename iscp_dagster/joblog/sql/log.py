@@ -13,7 +13,7 @@ import sqlalchemy as sa
 
 from iscp_dagster.joblog import iterations, lifecycle
 from iscp_dagster.joblog.history import Bookmark, HistoryEntry, Usage, make_entry
-from iscp_dagster.joblog.index_consumer import check_shared_consumer, fit_spec
+from iscp_dagster.joblog.index_consumer import check_shared_consumer, fit_index_consumer
 from iscp_dagster.joblog.leases import DEFAULT_LEASES, LeaseDurations
 from iscp_dagster.joblog.results import ChangedTenants, SpecUpdateResult
 from iscp_dagster.joblog.sql import leases, trigger_rows
@@ -217,8 +217,8 @@ class SqlLog:
             ]
             write_back(connection, prepared, updated, entry_of=self._make_entry)
         return SpecUpdateResult(
-            keys=tuple(sorted(job.key for job in interrupted)),
-            runs=frozenset(job.run_id for job in interrupted if job.run_id is not None),
+            interrupted_jobs=tuple(sorted(job.key for job in interrupted)),
+            interrupted_runs=frozenset(job.run_id for job in interrupted if job.run_id is not None),
             changed=new_spec != spec
             or any(lifecycle.has_changed(rows[job.key], job) for job in updated),
         )
@@ -243,7 +243,9 @@ class SqlLog:
         jobs = list(rows)
         with self._begin_transaction(writes=True) as connection:
             lock_names(connection, [name])
-            standing = fit_spec(name, spec, find_latest_job(connection, name), adopt=False)
+            standing = fit_index_consumer(
+                name, spec, find_latest_job(connection, name), adopt=False
+            )
             created = insert_standing(connection, name, standing, self._clock())
             return self._register_jobs(connection, jobs, revive=True, adopt=False) > 0 or created
 
@@ -417,7 +419,7 @@ class SqlLog:
         """
         return self._update_jobs(keys, lifecycle.cancel_job, IS_ACTIVE, expected_seqs=expected_seqs)
 
-    def refuse(self, run_id: str, code: int, message: str) -> tuple[JobKey, ...]:
+    def fail_queued_jobs(self, run_id: str, code: int, message: str) -> tuple[JobKey, ...]:
         """Fail the jobs pending for `run_id` before they could be claimed; returns them."""
 
         def refuse_job(job: Job, now: datetime) -> Job:
@@ -433,7 +435,7 @@ class SqlLog:
         with self._begin_transaction(writes=False) as connection:
             return frozenset(run for run in connection.scalars(query) if run is not None)
 
-    def recover(self, gone: Collection[str]) -> tuple[JobKey, ...]:
+    def recover_run_jobs(self, gone: Collection[str]) -> tuple[JobKey, ...]:
         """Set pending and running jobs of the runs `gone` to completed; returns them.
 
         This does not count as a failure: they are planned again at once.
@@ -445,7 +447,7 @@ class SqlLog:
                 recovered += self._update_matching(connection, where, lifecycle.recover_job)
         return tuple(sorted(recovered))
 
-    def reclaim(self, runs: Collection[str] | None = None) -> tuple[JobKey, ...]:
+    def expire_unleased_jobs(self, runs: Collection[str] | None = None) -> tuple[JobKey, ...]:
         """Set pending and running jobs whose lease expired to completed; returns them.
 
         With `runs`, only jobs of these. Running jobs count a failure, with RunGoneError's code.
@@ -480,7 +482,7 @@ class SqlLog:
         with self._begin_transaction(writes=True) as connection:
             return leases.take_leases(connection, names, owner, seconds, self._get_now())
 
-    def find_expired_leases(self, names: Collection[str], unseen: float) -> frozenset[str]:
+    def check_or_grant_leases(self, names: Collection[str], unseen: float) -> frozenset[str]:
         """The names whose lease has expired. A name without one gets one of `unseen` seconds."""
         with self._begin_transaction(writes=False) as connection:
             expiry = leases.read_lease_expiry(connection, names, self._get_now())
@@ -509,7 +511,7 @@ class SqlLog:
         with self._begin_transaction(writes=True) as connection:
             return tuple(self._update_matching(connection, where, mark_job))
 
-    def migrate_jobs(self, table_id: str, to: str) -> tuple[JobKey, ...]:
+    def reregister_jobs(self, table_id: str, to: str) -> tuple[JobKey, ...]:
         """Register a table's jobs for `to`, which replaced it, and drop the old; returns the new.
 
         Each keeps its spec and its pause, and starts at START; a job that `to` already has is
@@ -519,7 +521,7 @@ class SqlLog:
         with self._begin_transaction(writes=True) as connection:
             lock_names(connection, _read_names(connection, of_table))
             jobs = lock(connection, of_table)
-            rows = lifecycle.migrate_jobs(jobs.values(), to)
+            rows = lifecycle.make_successor_jobs(jobs.values(), to)
             existing = lock_jobs(connection, [row.key for row in rows]).items()
             live = {key for key, job in existing if job.drop_at is None}
             self._register_jobs(connection, rows, revive=True, adopt=True)
@@ -613,7 +615,7 @@ class SqlLog:
             return frozenset(connection.scalars(query))
 
     def read_changed_tenants(self, since: Bookmark | None) -> ChangedTenants:
-        """The jobs with history entries since a bookmark from an earlier call.
+        """The tenants whose jobs have history entries since a bookmark of an earlier call.
 
         No transaction is missed, whenever it commits and whatever clocks say; some are reported
         twice. None returns only a bookmark.
@@ -696,7 +698,7 @@ class SqlLog:
         existing = {name: find_latest_job(connection, name) for name in {row.name for row in rows}}
 
         def fit_row(row: NewJob, *, adopt: bool) -> NewJob:
-            spec = fit_spec(row.name, row.spec, existing[row.name], adopt=adopt)
+            spec = fit_index_consumer(row.name, row.spec, existing[row.name], adopt=adopt)
             return replace(row, spec=spec)
 
         # Sorted, so that two callers cannot deadlock.

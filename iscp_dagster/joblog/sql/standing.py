@@ -9,7 +9,7 @@ import sqlalchemy as sa
 from iscp_dagster.joblog.sql.tables import ISCP_STANDING
 from iscp_dagster.model.jobs import JobID
 from iscp_dagster.model.specs import JobSpec
-from sql_transactions.row_values import insert_into
+from sql_transactions.row_values import make_insert
 
 STANDING = ISCP_STANDING.c
 
@@ -32,7 +32,7 @@ def insert_standing(connection: sa.Connection, name: JobID, spec: JobSpec, now: 
         "job_spec": spec.to_json(),
         "create_at": now,
     }
-    insert = insert_into(connection.dialect, ISCP_STANDING).values(values).on_conflict_do_nothing()
+    insert = make_insert(connection.dialect, ISCP_STANDING).values(values).on_conflict_do_nothing()
     return bool(connection.execute(insert.returning(STANDING.job_name)).all())
 
 

@@ -14,7 +14,7 @@ from iscp_dagster.model.errors import FenceError
 from iscp_dagster.model.jobs import Job, JobID, JobKey
 from iscp_dagster.model.portions import split_into_portions
 from iscp_dagster.model.states import ACTIVE
-from sql_transactions.row_values import build_rows_table, insert_into
+from sql_transactions.row_values import build_rows_table, make_insert
 
 EntryOf = Callable[[Job | None, Job], HistoryEntry | None]
 """Makes the history entry for the change from one row to another."""
@@ -33,7 +33,7 @@ IS_ACTIVE = COLUMNS.job_state.in_([int(state) for state in ACTIVE])
 
 def insert_unless_live(dialect: sa.Dialect, *, revive: bool) -> sa.Executable:
     """Insert rows, or with `revive` replace dropped ones; returns the keys of the new rows."""
-    insert = insert_into(dialect, ISCP_LOG)
+    insert = make_insert(dialect, ISCP_LOG)
     if not revive:
         return insert.on_conflict_do_nothing().returning(*KEY)
     names = {column.key for column in COLUMNS} - {column.key for column in KEY}

@@ -16,7 +16,7 @@ from iscp_dagster.joblog.sql.statements import split_for_statements, to_key_colu
 from iscp_dagster.joblog.sql.tables import METADATA
 from iscp_dagster.model.jobs import JobKey
 from iscp_dagster.model.moment import START, Moment
-from sql_transactions.row_values import build_rows_table, escape_nul, insert_into
+from sql_transactions.row_values import build_rows_table, escape_nul, make_insert
 
 ISCP_ACTIVE_SETS = sa.Table(
     "iscp_active_sets",
@@ -48,12 +48,12 @@ _SETS, _ROWS = ISCP_ACTIVE_SETS.c, ISCP_ACTIVE.c
 
 
 @dataclass(frozen=True, kw_only=True)
-class ActiveSet:
+class TriggerState:
     """The state of one trigger and tenant, besides its active rows."""
 
     registration: int
     definition: str
-    number: int = 0
+    row_count: int = 0
     upto: int = -1
     """The last version that its iterations have read."""
     since: Moment = START
@@ -64,19 +64,19 @@ class ActiveSet:
 
 def read_active_sets(
     connection: sa.Connection, jobs: Collection[JobKey]
-) -> dict[JobKey, ActiveSet]:
+) -> dict[JobKey, TriggerState]:
     """The sets of these jobs; a job without an iteration has no entry."""
-    sets: dict[JobKey, ActiveSet] = {}
+    sets: dict[JobKey, TriggerState] = {}
     for portion in split_for_statements(sorted(jobs)):
         query = sa.select(ISCP_ACTIVE_SETS).where(
             _match_jobs(connection, ISCP_ACTIVE_SETS, portion)
         )
         for row in connection.execute(query):
             key = JobKey(tenant=row.tenant, table_id=row.table_id, job_name=row.job_name)
-            sets[key] = ActiveSet(
+            sets[key] = TriggerState(
                 registration=row.job_id,
                 definition=row.definition,
-                number=row.number,
+                row_count=row.number,
                 upto=row.upto,
                 since=Moment.parse(row.since),
                 gap=row.gap,
@@ -102,7 +102,7 @@ def read_active_keys(
 def store_active_set(
     connection: sa.Connection,
     job: JobKey,
-    active_set: ActiveSet,
+    active_set: TriggerState,
     *,
     added: Collection[str] = (),
     removed: Collection[str] = (),
@@ -132,7 +132,7 @@ def store_active_set(
     store_active_sets(connection, {job: active_set})
 
 
-def store_active_sets(connection: sa.Connection, sets: Mapping[JobKey, ActiveSet]) -> None:
+def store_active_sets(connection: sa.Connection, sets: Mapping[JobKey, TriggerState]) -> None:
     """Store the sets of jobs whose active rows did not change. Idempotent."""
     for portion in split_for_statements(sorted(sets)):
         _upsert_rows(
@@ -157,11 +157,11 @@ def _compute_digest(key: str) -> str:
     return hashlib.blake2b(key.encode(), digest_size=16).hexdigest()
 
 
-def _to_columns(active_set: ActiveSet) -> dict[str, Any]:
+def _to_columns(active_set: TriggerState) -> dict[str, Any]:
     return {
         "job_id": active_set.registration,
         "definition": active_set.definition,
-        "number": active_set.number,
+        "number": active_set.row_count,
         "upto": active_set.upto,
         "since": str(active_set.since),
         "gap": active_set.gap,
@@ -185,7 +185,7 @@ def _upsert_rows(connection: sa.Connection, table: sa.Table, rows: list[dict[str
     columns = [table.c[name] for name in rows[0]]
     # SQLite accepts `ON CONFLICT` after a SELECT only behind a WHERE.
     query = sa.select(build_rows_table(connection.dialect, columns, rows)).where(sa.true())
-    insert = insert_into(connection.dialect, table).from_select(list(rows[0]), query)
+    insert = make_insert(connection.dialect, table).from_select(list(rows[0]), query)
     key = [column.key for column in table.primary_key]
     rest = {name: insert.excluded[name] for name in rows[0] if name not in key}
     connection.execute(

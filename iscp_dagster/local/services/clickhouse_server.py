@@ -47,12 +47,14 @@ def build_service(settings: StackSettings) -> Service:
             *("--shown-variable", HOME),
             *_list_access_options(os.environ),
         ),
-        address=redact_address(settings.clickhouse),
+        address=redact_address(settings.clickhouse_address_with_password),
         environment=_build_environment(settings),
         folder=settings.home,
         log=settings.logs / "clickhouse.log",
         probe=make_http_probe(settings.clickhouse_port, "/ping"),
-        check=lambda _: asyncio.to_thread(clickhouse_health.find_problem, settings.clickhouse),
+        check=lambda _: asyncio.to_thread(
+            clickhouse_health.find_problem, settings.clickhouse_address_with_password
+        ),
         stop_seconds=30.0,
     )
 

@@ -44,7 +44,7 @@ class Service:
     log: Path
     probe: Probe
     check: Check | None = None
-    pace: float = 1.0
+    check_interval_factor: float = 1.0
     """Factor on the time between two checks."""
     mend: Callable[[], Awaitable[None]] | None = None
     warm: tuple[str, ...] | None = None

@@ -101,13 +101,13 @@ class StackSettings:
     """The secrets that the stack's own services require."""
 
     @property
-    def clickhouse(self) -> str:
+    def clickhouse_address_with_password(self) -> str:
         """The ClickHouse that runs write to, with its password."""
         own = f"http://{HOST}:{self.clickhouse_port}"
         return self.clickhouse_url or add_password(own, self.secrets.password)
 
     @property
-    def spark(self) -> str:
+    def spark_address_with_token(self) -> str:
         """The Spark Connect endpoint that runs use, with its token."""
         own = f"sc://{remote.LOCAL}:{self.spark_port}"
         return self.spark_remote or remote.add_token(own, self.secrets.spark_token)
@@ -138,8 +138,8 @@ class StackSettings:
         return self.home / "logs"
 
     @property
-    def lake(self) -> Path:
-        """The lake's root: tables without a path of their own lie below it."""
+    def default_lake(self) -> Path:
+        """The lake's root unless ISCP_LAKE names another."""
         return self.home / "lake"
 
 
@@ -172,10 +172,10 @@ def build_child_environment(
     environment.pop("SPARK_CONNECT_MODE_ENABLED", None)
     environment |= {
         HOME: str(settings.home),
-        CLICKHOUSE_URL: settings.clickhouse,
-        SPARK_REMOTE: settings.spark,
+        CLICKHOUSE_URL: settings.clickhouse_address_with_password,
+        SPARK_REMOTE: settings.spark_address_with_token,
         LOG_URL: settings.log,
-        LAKE: base.get(LAKE, str(settings.lake)),
+        LAKE: base.get(LAKE, str(settings.default_lake)),
         DAGSTER_HOME: str(settings.dagster_home),
         EVENT_BATCH_SIZE: base.get(EVENT_BATCH_SIZE, str(_EVENTS_TOGETHER)),
         "PYTHONUNBUFFERED": "1",

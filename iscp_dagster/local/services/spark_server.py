@@ -66,13 +66,13 @@ def build_service(settings: StackSettings, environ: Mapping[str, str] = os.envir
     return Service(
         name=SPARK,
         command=server.build_command(),
-        address=redact_address(settings.spark),
+        address=redact_address(settings.spark_address_with_token),
         environment=server.build_environment(build_child_environment(settings))
         | {TOKEN_VARIABLE: settings.secrets.spark_token},
         folder=settings.home,
         log=settings.logs / "spark.log",
         probe=make_port_probe(settings.spark_port),
-        check=SparkHealth(settings.spark).find_problem,
+        check=SparkHealth(settings.spark_address_with_token).find_problem,
         warm=(sys.executable, "-m", "iscp_dagster.spark.warm"),
         warm_environment=build_child_environment(settings),
         start_seconds=300.0,

@@ -42,7 +42,7 @@ def start_stack(
     if HomeLocks(home).is_supervised():
         return _join_stack(home)
     services = plan.select_services(only)
-    plan.fetch(plan.resolve(home, ports, os.environ, services), paths)
+    plan.fetch_missing_jars(plan.resolve(home, ports, os.environ, services), paths)
     # The download may have taken minutes, and other programs may have taken ports since.
     settings = plan.resolve(home, ports, os.environ, services)
     return _start_detached(settings) if detach else _run_in_foreground(settings)

@@ -67,7 +67,7 @@ def describe_moved_ports(settings: StackSettings, now: StackState) -> list[str]:
     }
     return [
         f"Port {USUAL[name]} is taken: {name} gets port {ports[name]} instead."
-        for name in list_own_services(settings)
+        for name in list_embedded_services(settings)
         if name not in settings.requested and ports[name] != USUAL[name]
     ]
 
@@ -100,7 +100,7 @@ def _get_clickhouse_url(environ: Mapping[str, str]) -> str | None:
     return url or None
 
 
-def list_own_services(settings: StackSettings) -> tuple[str, ...]:
+def list_embedded_services(settings: StackSettings) -> tuple[str, ...]:
     """The services that the stack starts itself."""
     elsewhere = {CLICKHOUSE: settings.clickhouse_url, SPARK: settings.spark_remote}
     return tuple(name for name in settings.services if not elsewhere.get(name))
@@ -115,7 +115,7 @@ def get_own_ports(settings: StackSettings) -> dict[str, int]:
         GRAPHQL: settings.graphql_port,
         INVOCATIONS: settings.invocations_port,
     }
-    return {name: ports[name] for name in list_own_services(settings)}
+    return {name: ports[name] for name in list_embedded_services(settings)}
 
 
 def select_services(only: Sequence[str]) -> tuple[str, ...]:
@@ -150,12 +150,12 @@ def format_options(settings: StackSettings) -> list[str]:
     ]
 
 
-def fetch(settings: StackSettings, paths: Callable[[], Iterable[str | None]]) -> None:
+def fetch_missing_jars(settings: StackSettings, paths: Callable[[], Iterable[str | None]]) -> None:
     """Fetch the jars that Spark needs for tables at these paths, unless they are there."""
     from iscp_dagster.local.services import spark_server
     from iscp_dagster.local.spark import s3a
 
-    if SPARK not in list_own_services(settings):
+    if SPARK not in list_embedded_services(settings):
         return
     for name in spark_server.find_missing_modules(settings, os.environ):
         lakes = [os.environ.get(variables.LAKE)]

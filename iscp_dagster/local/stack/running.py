@@ -115,7 +115,7 @@ class _StateWriter:
             started_at=datetime.now(timezone.utc).isoformat(),
             services=tuple(_list_initial_states(settings)),
             log_url=redact_address(settings.log),
-            lake=os.environ.get(LAKE, str(settings.lake)),
+            lake=os.environ.get(LAKE, str(settings.default_lake)),
             clickhouse_urls=" ".join(
                 map(redact_address, split_urls(settings.clickhouse_urls or ""))
             ),
@@ -142,8 +142,8 @@ def _list_initial_states(settings: StackSettings) -> list[ServiceState]:
     """Every service of the stack before it starts, including those that run elsewhere."""
     elsewhere = {CLICKHOUSE: settings.clickhouse_url, SPARK: settings.spark_remote}
     addresses = {
-        CLICKHOUSE: settings.clickhouse,
-        SPARK: settings.spark,
+        CLICKHOUSE: settings.clickhouse_address_with_password,
+        SPARK: settings.spark_address_with_token,
         DAGSTER: settings.dagster,
         GRAPHQL: settings.graphql,
         INVOCATIONS: settings.invocations,

@@ -83,7 +83,11 @@ class HealthMonitor:
                 return problem
 
     def _pause(self) -> float:
-        return self._patience.again if self._failures else self._patience.every * self._service.pace
+        return (
+            self._patience.again
+            if self._failures
+            else self._patience.every * self._service.check_interval_factor
+        )
 
     async def _find_problem(self) -> str:
         if self._service.check is None:

@@ -15,7 +15,7 @@ from iscp_dagster.clickhouse.tables.index_store import IndexStore
 from iscp_dagster.location.assets.iterations import InStepJob
 from iscp_dagster.location.assets.metadata import build_consumer_metadata
 from iscp_dagster.location.frames import Frame, build_frame_table, get_database_and_table, to_arrow
-from iscp_dagster.location.names import CLICKHOUSE, SHARD, TENANT_COLUMN
+from iscp_dagster.location.names import CLICKHOUSE_IO_MANAGER, SHARD, TENANT_COLUMN
 from iscp_dagster.model.consumers.kinds import ConsumerKind
 from iscp_dagster.model.declared.tables import SourceTable
 from iscp_dagster.model.errors import ConfigError, IscpError
@@ -123,14 +123,14 @@ def _show_outcome(
 
 def get_required_resources(source: SourceTable) -> set[str]:
     """The resources that an iteration of the table needs."""
-    return {"iscp", *([CLICKHOUSE] if source.indexes else [])}
+    return {"iscp", *([CLICKHOUSE_IO_MANAGER] if source.indexes else [])}
 
 
 def get_index_writer(
     context: dg.AssetExecutionContext | dg.OpExecutionContext, source: SourceTable
 ) -> IndexWriter | None:
     """The writer of the run's IO manager; None if the table has no index."""
-    return getattr(context.resources, CLICKHOUSE).writer if source.indexes else None
+    return getattr(context.resources, CLICKHOUSE_IO_MANAGER).writer if source.indexes else None
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -49,7 +49,7 @@ LEFT_OUT = (
 
 @dataclass(frozen=True, kw_only=True)
 class InStepJob:
-    """A job that a person requested but that is in step already: its rows stay."""
+    """A job in step already: a person requested it, or an earlier run ended before reporting it."""
 
     job: Job
 
@@ -187,7 +187,7 @@ class Iterations:
     def _prepare_jobs(self) -> set[JobKey]:
         """Register, free and flush the requested jobs; returns their keys."""
         table_id = self.delta_log.get_table_id(self.to.version)
-        register_jobs(self.deployment, self.source, table_id, self.tenants, self.consumers)
+        replace_registrations(self.deployment, self.source, table_id, self.tenants, self.consumers)
         jobs = self._read_jobs()
         requested = self._select_requested_keys(jobs)
         make_startable(self.deployment, [job for job in jobs if job.key in requested])
@@ -292,7 +292,7 @@ def _gather_outcomes(
         raise error
 
 
-def register_jobs(
+def replace_registrations(
     deployment: Deployment,
     source: SourceTable,
     table_id: str,

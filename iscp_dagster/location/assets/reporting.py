@@ -241,14 +241,14 @@ def mark_failed_partitions(
     Dagster shows a partition as failed if a run that planned to materialize it failed, and only
     runs of assets plan by themselves; a run with a failed job fails.
     """
-    _plan_partitions(
+    _store_planned_events(
         context,
         source,
         (outcome.claim.key for outcome in failures if isinstance(outcome, FailedStep)),
     )
 
 
-def _plan_partitions(context: Context, source: SourceTable, keys: Iterable[JobKey]) -> None:
+def _store_planned_events(context: Context, source: SourceTable, keys: Iterable[JobKey]) -> None:
     """Plan to materialize the partitions of declared jobs in a run that will fail."""
     declared = {consumer.name for consumer in source.consumers}
     step = context.get_step_execution_context()
@@ -388,7 +388,7 @@ def _report_table(
         store_events(context, materializations)
         count += len(outcomes)
         unmarked = find_unmarked_errors(context.instance, source, idle)
-        _plan_partitions(context, source, (job.key for job in unmarked))
+        _store_planned_events(context, source, (job.key for job in unmarked))
         problems += [
             f"[{job.status.code}] {job.name}, tenant {job.key.tenant!r}: {job.status.message}"
             for job in unmarked

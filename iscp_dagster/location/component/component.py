@@ -11,7 +11,7 @@ import dagster as dg
 from pydantic import BaseModel
 
 from iscp_dagster.location.build import (
-    build_runner_definitions,
+    build_shared_definitions,
     build_table_definitions,
     filter_declarations,
 )
@@ -127,6 +127,6 @@ def _filter_declarations(components: tuple[SourceTableComponent, ...]) -> Consis
 
 def _build_shared_definitions(components: Sequence[SourceTableComponent]) -> dg.Definitions:
     tables = _filter_declarations(tuple(components)).tables
-    return build_runner_definitions(
+    return build_shared_definitions(
         tables, resources_from_environment(), declarations=_collect_declarations(components)
     )

@@ -10,7 +10,7 @@ from dagster import EnvVar
 from iscp_dagster.api.environment import parse_bounds
 from iscp_dagster.batchstates.factory import is_mismatch_tolerated
 from iscp_dagster.events.ids import IdScheme
-from iscp_dagster.location.names import CLICKHOUSE
+from iscp_dagster.location.names import CLICKHOUSE_IO_MANAGER
 from iscp_dagster.location.resources.iscp import ClickHouse, ClickHouseTables, Iscp, IscpLog, Lake
 from iscp_dagster.location.resources.spark import Spark
 from iscp_dagster.model import variables
@@ -44,7 +44,7 @@ def resources_from_environment(
         event_ids=IdScheme.from_environment(os.environ).text,
         **{option: EnvVar(name) for option, name in _OPTIONAL.items() if name in os.environ},
     )
-    return {"iscp": iscp, "spark": spark, CLICKHOUSE: ClickHouseTables(iscp=iscp)}
+    return {"iscp": iscp, "spark": spark, CLICKHOUSE_IO_MANAGER: ClickHouseTables(iscp=iscp)}
 
 
 def _build_clickhouse(**seconds: Any) -> ClickHouse:

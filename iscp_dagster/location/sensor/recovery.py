@@ -85,7 +85,7 @@ class Recovery:
     monotonic: Callable[[], float] = time.monotonic
     _since: float | None = None
 
-    def look(self, instance: DagsterInstance) -> None:
+    def clean_up_runs(self, instance: DagsterInstance) -> None:
         """End orphans, then free the jobs of all runs that are gone."""
         try:
             self._recover_runs(instance)
@@ -99,7 +99,9 @@ class Recovery:
         grace_over = now - self._since >= self.deployment.log.leases.run
         self._report_orphans(instance, grace_over=grace_over)
         self._process_queued_jobs(instance)
-        self.deployment.log.reclaim(None if grace_over else self._list_finished_runs(instance))
+        self.deployment.log.expire_unleased_jobs(
+            None if grace_over else self._list_finished_runs(instance)
+        )
 
     def _list_finished_runs(self, instance: DagsterInstance) -> list[str]:
         """Runs of this instance that hold jobs although Dagster has recorded their end."""
@@ -114,7 +116,7 @@ class Recovery:
             run.run_id: run for run in instance.get_runs(RunsFilter(statuses=list(ACTIVE_STATUSES)))
         }
         run_ids = [run_id for run_id, run in runs.items() if self.own_runs.has(run)]
-        lapsed = log.find_expired_leases(run_ids, log.leases.unseen)
+        lapsed = log.check_or_grant_leases(run_ids, log.leases.unseen)
         for run_id in sorted(lapsed) if grace_over else ():
             run = instance.get_run_by_id(run_id)
             if run is not None and run.status in ACTIVE_STATUSES:
@@ -137,12 +139,12 @@ class Recovery:
         log.renew_leases(awaited, log.leases.queued)
         for run in runs:
             if run.is_finished:
-                self._free_jobs(run, get_run_names(run) & queued - set(awaited))
+                self._end_queued_jobs(run, get_run_names(run) & queued - set(awaited))
 
-    def _free_jobs(self, run: DagsterRun, names: set[str]) -> None:
+    def _end_queued_jobs(self, run: DagsterRun, names: set[str]) -> None:
         log = self.deployment.log
         if run.status is DagsterRunStatus.FAILURE:
             for name in sorted(names):
-                log.refuse(name, RunGoneError.code, UNBEGUN.format(run=run.run_id))
+                log.fail_queued_jobs(name, RunGoneError.code, UNBEGUN.format(run=run.run_id))
         else:
-            log.recover(names)
+            log.recover_run_jobs(names)

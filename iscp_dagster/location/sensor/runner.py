@@ -18,8 +18,8 @@ from iscp_dagster.location.names import (
     RUNNER,
     SERVICES_TAG,
     TABLE_TAG,
+    TENANT_COUNT_TAG,
     TENANT_TAG,
-    TENANTS_TAG,
     get_batch_sync_job_name,
     get_job_asset_key,
     get_partitions_name,
@@ -49,7 +49,7 @@ TICK_SECONDS = 19.4
 after 60 s."""
 COMMITS_SECONDS = 0.1
 """Seconds between checks for the next commit of each table."""
-EVENTS_SECONDS = 0.5
+HISTORY_SECONDS = 0.5
 """Seconds between checks for new history of jobs."""
 RESTS = 5
 """A tick checks for news only after resting this many times as long as its last look took."""
@@ -103,7 +103,7 @@ class Lookout:
     def _take_look(self, context: dg.SensorEvaluationContext, cursor: str | None) -> LookResult:
         with self._lock:
             recovery, runner = self._get_recovery_and_runner(context)
-            recovery.look(context.instance)
+            recovery.clean_up_runs(context.instance)
             return runner.look(cursor)
 
     def _get_recovery_and_runner(
@@ -136,7 +136,7 @@ class Lookout:
             if now >= rest_end:
                 if self._has_news(events=now >= next_check):
                     return True
-                next_check = now + EVENTS_SECONDS if now >= next_check else next_check
+                next_check = now + HISTORY_SECONDS if now >= next_check else next_check
             self.pause(COMMITS_SECONDS)
         return False
 
@@ -145,7 +145,7 @@ class Lookout:
             if self._recovery_and_runner is None:
                 return False
             _, runner = self._recovery_and_runner
-            return runner.has_new_commit() or (events and runner.has_new_event())
+            return runner.has_new_commit() or (events and runner.has_new_history())
 
 
 def build_runner_sensor(lookout: Lookout, jobs: Sequence[Startable]) -> dg.SensorDefinition:
@@ -200,7 +200,9 @@ def build_run_request(dispatch: Dispatch) -> dg.RunRequest:
     iteration, source = dispatch.iteration, dispatch.source
     tenant, *others = sorted(iteration.tenants)
     job_names = {key.job_name for key in iteration.jobs}
-    tenant_tags = {TENANTS_TAG: str(len(iteration.tenants))} if others else {TENANT_TAG: tenant}
+    tenant_tags = (
+        {TENANT_COUNT_TAG: str(len(iteration.tenants))} if others else {TENANT_TAG: tenant}
+    )
     if iteration.waits_long:
         tenant_tags[SERVICES_TAG] = dispatch.name if others else tenant
     tags = {

@@ -11,7 +11,7 @@ from typing import Any, ClassVar, cast
 
 from iscp_dagster.model.consumers.protocol import Consumer
 from iscp_dagster.model.declared.eventtriggers import TRIGGER
-from iscp_dagster.model.declared.images import Transitions
+from iscp_dagster.model.declared.images import ImageSource
 from iscp_dagster.model.declared.kinds import list_kind_names
 from iscp_dagster.model.declared.services import SERVICE
 from iscp_dagster.model.declared.tables import DeclaredConsumer, Index, SourceTable
@@ -25,7 +25,7 @@ CONSUMERS = "iscp_dagster.consumers"
 """The entry point group in which packages offer consumers that need no kind of their own."""
 GROUP = "iscp_dagster.consumer_kinds"
 """The entry point group in which packages offer kinds; an entry's name is the type of its jobs."""
-INDEX = "iscp_dagster.clickhouse.kinds.index_kind:Indexes"
+INDEX = "iscp_dagster.clickhouse.kinds.index_kind:IndexConsumerKind"
 DECLARED = {
     TRIGGER: "iscp_dagster.eventtriggers.kind:EventTriggerKind",
     SERVICE: "iscp_dagster.serviceconsumers.kind:ServiceConsumerKind",
@@ -96,7 +96,7 @@ class ConsumerKind(ABC):
     def check_importable(self, info: ConsumerInfo) -> None:  # noqa: B027
         """Raise ConfigError for a consumer that cannot be imported here."""
 
-    def get_transitions(self, source: SourceTable, info: ConsumerInfo) -> Transitions | None:
+    def get_image_source(self, source: SourceTable, info: ConsumerInfo) -> ImageSource | None:
         """Return what its image rows are read from; None: it gets none. Raises ConfigError."""
         del source, info
         return None
@@ -187,7 +187,7 @@ class BrokenKind(ConsumerKind):
         del source, info
         raise self.error
 
-    def get_transitions(self, source: SourceTable, info: ConsumerInfo) -> Transitions | None:
+    def get_image_source(self, source: SourceTable, info: ConsumerInfo) -> ImageSource | None:
         del source, info
         raise self.error
 

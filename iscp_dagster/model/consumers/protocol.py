@@ -87,7 +87,7 @@ class DataRetriever(Protocol):
         """Which part of the scan this is; 0 except for consumers that run in Spark's executors."""
 
     @property
-    def build(self) -> str:
+    def batch_name(self) -> str:
         """The batch's name: the same when it is written again after a crash, else a new one."""
 
     def next(self, *, delete_first: bool = False) -> tuple[Any | None, Any | None, bool]:

@@ -69,7 +69,7 @@ class TriggerConditions:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Transitions:
+class ImageSource:
     """What image rows are read from: a view, and the conditions of its triggers."""
 
     stages: tuple[Stage, ...] = ()
@@ -81,7 +81,7 @@ class Transitions:
     @classmethod
     def of(
         cls, definition: Sequence[Mapping[str, Any]], columns: Sequence[str] | None = None
-    ) -> Transitions:
+    ) -> ImageSource:
         """Read a view's definition, as `View.definition` writes it."""
         stages = [
             Stage(where=view.get("where"), columns=tuple(dict(view.get("columns") or {}).items()))
@@ -91,7 +91,7 @@ class Transitions:
         return cls(stages=tuple(stages), columns=names)
 
     @property
-    def view(self) -> Transitions:
+    def view(self) -> ImageSource:
         """Without the conditions: readers of the same view share one scan."""
         return replace(self, conditions=())
 
@@ -107,7 +107,7 @@ class Transitions:
         selected = set(available if self.columns is None else (*self.columns, *needed))
         return (*(name for name in available if name in selected), *self.calculated)
 
-    def replace_conditions(self, conditions: Collection[TriggerConditions]) -> Transitions:
+    def replace_conditions(self, conditions: Collection[TriggerConditions]) -> ImageSource:
         """The same view with these conditions, ordered by name."""
         return replace(
             self, conditions=tuple(sorted(conditions, key=lambda condition: condition.name))

@@ -33,7 +33,7 @@ REBUILD = "rebuild"
 ON_REPLACE = ("strand", REBUILD)
 """What to do with the jobs of a table that is recreated under its name."""
 
-_NOT_OF_TABLES = {
+_NOT_IN_DEFINITION = {
     "name",
     "types",
     "description",
@@ -136,7 +136,7 @@ class Index:
     @property
     def definition(self) -> dict[str, Any]:
         """What determines its tables, besides the columns' types; a change makes another index."""
-        options = {field_.name for field_ in fields(self)} - _NOT_OF_TABLES
+        options = {field_.name for field_ in fields(self)} - _NOT_IN_DEFINITION
         definition = {"kind": self.kind} | {
             option: _to_plain_json(getattr(self, option)) for option in sorted(options)
         }

@@ -15,7 +15,7 @@ from graphql import GraphQLSchema
 from iscp_dagster.clickhouse.connect.endpoint import ClickHouseEndpoint
 from iscp_dagster.clickhouse.kinds.changes import CALCULATED
 from iscp_dagster.clickhouse.tables.ddl import IndexShape
-from iscp_dagster.clickhouse.tables.generations import IndexData
+from iscp_dagster.clickhouse.tables.generations import IndexGenerations
 from iscp_dagster.clickhouse.tables.ownership import read_definition
 from iscp_dagster.delta.log.deltalog import DeltaLog
 from iscp_dagster.model.declared.schema import DeltaField, Primitive, parse_schema
@@ -140,7 +140,7 @@ def read_calculated_fields(served: ServedIndex) -> Sequence[DeltaField]:
     if not served.index.of_images:
         return ()
     shard = served.shards[0]
-    data = IndexData(endpoint=shard.endpoint, database=shard.database, view=served.view)
+    data = IndexGenerations(endpoint=shard.endpoint, database=shard.database, view=served.view)
     shape = IndexShape(
         source=served.source,
         index=served.index,

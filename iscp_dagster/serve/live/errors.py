@@ -28,8 +28,8 @@ class PositionInvalidError(SubscriptionError):
 class PositionExpiredError(SubscriptionError):
     """The changes after a cursor are not kept.
 
-    `oldest` is the earliest cursor from which a client can continue. The client starts
-    again, with `snapshot: true`.
+    A client starts again with `snapshot: true`; `oldest`, the earliest cursor still kept, is for
+    one that accepts a gap.
     """
 
     code = 10_862

@@ -11,7 +11,7 @@ from iscp_dagster.clickhouse.connect.endpoint import ClickHouseEndpoint
 from iscp_dagster.clickhouse.connect.failures import ClickHouseError
 from iscp_dagster.clickhouse.connect.quoting import quote_identifier, quote_string
 from iscp_dagster.clickhouse.tables.ddl import format_table_name
-from iscp_dagster.clickhouse.tables.generations import IndexData
+from iscp_dagster.clickhouse.tables.generations import IndexGenerations
 from iscp_dagster.clickhouse.types.type_parser import FLOATS, ClickHouseType, parse_type
 from iscp_dagster.events.changes import RowChange, StampedChange
 from iscp_dagster.events.timestamps import SourceTimestamp
@@ -90,7 +90,7 @@ class ImageReader:
 
     def find_newest_generation(self) -> int | None:
         """The generation that jobs write; None while there is none."""
-        tables = IndexData(
+        tables = IndexGenerations(
             endpoint=self.endpoint, database=self.database, view=self.view
         ).list_tables()
         generations = [number for name, number in tables.items() if "__rows" in name]

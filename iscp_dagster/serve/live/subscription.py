@@ -181,7 +181,7 @@ class Subscription:
         )
 
     async def _stream_missed(self) -> AsyncGenerator[ChangeMessage, None]:
-        """What the feed has read since the positions."""
+        """The changes from its positions up to the feed's, which it reads from ClickHouse itself."""
         while self._is_behind():
             upto = dict(self.feed.get_visible_positions(self.change_filter.tenants))
             page = await self.feed.read_with_retries(

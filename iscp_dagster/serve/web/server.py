@@ -14,7 +14,7 @@ from starlette.routing import WebSocketRoute
 
 from asgi_guards.connections import make_uvicorn_options
 from iscp_dagster.api.discovery import load_endpoints, load_tables
-from iscp_dagster.api.environment import get_endpoints, get_user
+from iscp_dagster.api.environment import get_user, parse_clickhouse_endpoints
 from iscp_dagster.joblog.sql.log import SqlLog
 from iscp_dagster.model.errors import ConfigError
 from iscp_dagster.model.variables import CLICKHOUSE_URL, CLICKHOUSE_URLS, LAKE, LOG_URL
@@ -65,7 +65,7 @@ def _build_loader(environ: Mapping[str, str]) -> CatalogLoader:
             "the ClickHouse of your deployment."
         )
     timeouts = {"connect_timeout": _CONNECT_SECONDS, "query_timeout": _ANSWER_SECONDS}
-    endpoints = get_endpoints(environ, **timeouts)
+    endpoints = parse_clickhouse_endpoints(environ, **timeouts)
     return CatalogLoader(
         tables=load_tables(environ), endpoints=endpoints, lake=environ.get(LAKE, "")
     )
@@ -101,7 +101,7 @@ def build_settings(environ: Mapping[str, str], host: str, tokens: str) -> GraphQ
     )
 
 
-def build_sender(environ: Mapping[str, str]) -> SenderService | None:
+def check_sender(environ: Mapping[str, str]) -> SenderService | None:
     """What delivers webhooks beside the server; None without an ISCP log. Raises ConfigError."""
     return SenderService(environ, load_endpoints(environ)) if environ.get(LOG_URL) else None
 

@@ -53,10 +53,10 @@ class ConsumerScan:
     data_type: DataType
     columns: tuple[str, ...]
     """The columns of an insert batch, before the system columns."""
-    identity: tuple[str, ...]
+    delete_columns: tuple[str, ...]
     """The columns of a delete batch, before the system columns: tenant and key at least."""
     tenant_column: str | None
-    build: str = ""
+    batch_name: str = ""
     consumer: IndexConsumer | None = None
     """The consumer that runs where the rows are; None: it is made in the run's process."""
     others: bool = False
@@ -144,8 +144,8 @@ class Retriever:
         return self.scan.data_type
 
     @property
-    def build(self) -> str:
-        return self.scan.build
+    def batch_name(self) -> str:
+        return self.scan.batch_name
 
     def next(
         self, *, delete_first: bool = False
@@ -240,7 +240,7 @@ class Retriever:
         """The columns of the shared scan that the consumer gets."""
         scan = self.scan
         tenant = (scan.tenant_column,) if scan.tenant_column else ()
-        return list(dict.fromkeys((*scan.columns, *scan.identity, *tenant, *SYSTEM_COLUMNS)))
+        return list(dict.fromkeys((*scan.columns, *scan.delete_columns, *tenant, *SYSTEM_COLUMNS)))
 
     def _mask_deletes(self, rows: pa.Table) -> pa.ChunkedArray:
         """Which of the rows are deletes; a snapshot has none."""
@@ -293,7 +293,7 @@ class Retriever:
             deletes = rows
         return (
             self._make_batch(inserts, self.scan.columns),
-            self._make_batch(deletes, self.scan.identity),
+            self._make_batch(deletes, self.scan.delete_columns),
             False,
         )
 

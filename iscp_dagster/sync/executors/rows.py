@@ -12,7 +12,7 @@ from iscp_dagster.clickhouse.connect.endpoint import ClickHouseEndpoint
 from iscp_dagster.clickhouse.types.storage import StoredType
 from iscp_dagster.clickhouse.types.texts import normalize_json_columns
 from iscp_dagster.clickhouse.types.wire import decode_rows, respell_column
-from iscp_dagster.clickhouse.write.shard_selection import Placement
+from iscp_dagster.clickhouse.write.shard_selection import ShardSelector
 from iscp_dagster.spark.columns import Mapped
 
 
@@ -29,7 +29,7 @@ class IndexRead:
     from_clause: str
     columns: tuple[str, ...]
     bucket: str
-    tenant: str | None
+    tenant_expression: str | None
     tenants: tuple[str, ...]
     json: tuple[str, ...] = ()
     """Columns of JSON, which ClickHouse writes in its own order."""
@@ -38,8 +38,8 @@ class IndexRead:
         """The rows of one slice; strings come as bytes, which may not be UTF-8."""
         selected = f"SELECT {', '.join(self.columns)} FROM {self.from_clause}"
         query = f"{selected} WHERE {self.bucket} = {{slice:UInt32}}"
-        if self.tenant is not None:
-            query += f" AND toString({self.tenant}) IN {{tenants:Array(String)}}"
+        if self.tenant_expression is not None:
+            query += f" AND toString({self.tenant_expression}) IN {{tenants:Array(String)}}"
         parameters = {"slice": slice_, "tenants": list(self.tenants)}
         settings = {"output_format_arrow_string_as_string": 0, **self.endpoint.read_settings}
         with (
@@ -81,7 +81,7 @@ def make_value_rewriter(stored: Mapping[str, StoredType], flags: Mapping[str, st
     return rewrite_batches
 
 
-def make_shard_filter(placement: Placement) -> Mapped:
+def make_shard_filter(placement: ShardSelector) -> Mapped:
     """A function that keeps only the shard's rows."""
 
     def filter_batches(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:

@@ -14,14 +14,17 @@ from typing import Any
 
 import pyarrow as pa
 
-from iscp_dagster.clickhouse.write.ambiguous_changes import refuse_replacement_chars, refuse_twins
+from iscp_dagster.clickhouse.write.ambiguous_changes import (
+    refuse_ambiguous_changes,
+    refuse_replacement_chars,
+)
 from iscp_dagster.clickhouse.write.chunks import (
     MOST_CHUNKS,
     ROWS_PER_CHUNK,
     combine_batches,
     cut_chunks,
     cut_pieces,
-    cut_sized_chunks,
+    cut_staging_chunks,
 )
 from iscp_dagster.clickhouse.write.consumer import IndexConsumer
 from iscp_dagster.clickhouse.write.conversion import add_system_columns, drop_null_key_deletes
@@ -132,17 +135,17 @@ class TaskWriter:
                 chunk = self._drop_unclear(threads, rows, unclear)
                 if not chunk.num_rows:
                     continue
-                for worker in threads:
-                    worker.put(chunk)
+                for thread in threads:
+                    thread.put(chunk)
                 yield chunk
         except BaseException as error:
-            for worker in threads:
-                worker.abort(error)
+            for thread in threads:
+                thread.abort(error)
             raise
         for thread in threads:
             thread.end()
-        for worker in threads:
-            receipts += _make_receipts(worker, partition, unclear)
+        for thread in threads:
+            receipts += _make_receipts(thread, partition, unclear)
 
     def _drop_unclear(
         self, threads: Sequence[ConsumerThread], rows: pa.Table, unclear: dict[str, IscpError]
@@ -176,7 +179,7 @@ class TaskWriter:
     def _cut_chunks(self, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.Table]:
         rows = self.rows_per_chunk
         if rows is None:
-            yield from cut_sized_chunks(batches)
+            yield from cut_staging_chunks(batches)
             return
         numbers = Counter[Any]()
         for chunk in cut_chunks(batches, rows, apart=self.sort_column):
@@ -196,8 +199,8 @@ class TaskWriter:
         All targets of a tenant have the same keys; a shard has only its own, so each is queried.
         """
         live = [thread for thread in threads if thread.is_alive]
-        unsharded = [worker for worker in live if _get_consumer(worker.scan).placement is None]
-        sharded = [[worker] for worker in live if _get_consumer(worker.scan).placement is not None]
+        unsharded = [thread for thread in live if _get_consumer(thread.scan).placement is None]
+        sharded = [[thread] for thread in live if _get_consumer(thread.scan).placement is not None]
         for group in filter(None, [unsharded, *sharded]):
             try:
                 for scan, rows in self._assign_checks(group, chunk):
@@ -205,16 +208,16 @@ class TaskWriter:
             except FeedGoneError:
                 raise
             except IscpError as error:
-                for worker in group:
-                    worker.abort(error)
+                for thread in group:
+                    thread.abort(error)
         if not live:
-            refuse_twins(None, None, chunk, None)
+            refuse_ambiguous_changes(None, None, chunk, None)
 
     def _assign_checks(
         self, threads: Sequence[ConsumerThread], chunk: pa.Table
     ) -> Iterator[tuple[ConsumerScan, pa.Table]]:
         """The shares to query and their rows, so that each tenant's rows are checked once."""
-        unchecked = frozenset[str]().union(*(worker.scan.tenants for worker in threads))
+        unchecked = frozenset[str]().union(*(thread.scan.tenants for thread in threads))
         for scan in (thread.scan for thread in threads):
             tenants = unchecked & scan.tenants
             if tenants:
@@ -225,7 +228,7 @@ class TaskWriter:
     def _check_twins(self, scan: ConsumerScan, chunk: pa.Table) -> None:
         since = scan.range.from_.version if self.stamp is None else None
         consumer = _get_consumer(scan)
-        refuse_twins(consumer.endpoint, consumer.target, chunk, since)
+        refuse_ambiguous_changes(consumer.endpoint, consumer.target, chunk, since)
 
 
 def _get_consumer(scan: ConsumerScan) -> IndexConsumer:
@@ -272,7 +275,7 @@ def _make_receipts(
 def make_scan_task(
     writer: TaskWriter, to_rows: Mapped = pass_through, *, relayed: tuple[str, ...] = ()
 ) -> Mapped:
-    """`writer` for `mapInArrow`: batches in, which `rows` turns into rows; receipts out.
+    """`writer` for `mapInArrow`: batches in, which `to_rows` turns into rows; receipts out.
 
     Columns `relayed` to the run's process go out too, each chunk as an Arrow stream, before the
     receipts.

@@ -59,7 +59,7 @@ class ScanClaims:
 
 @dataclass(frozen=True)
 class SettleScan:
-    """Compare ClickHouse's rows with those sent, settle steps that write none: ScanVerified."""
+    """Compare ClickHouse's rows with those sent, settle steps that write none: ScanSettled."""
 
     result: ScanResult
 

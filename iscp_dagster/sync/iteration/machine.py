@@ -192,7 +192,7 @@ def _handle_scan_failure(
 ) -> Next:
     """Stop, unless the rows of one tenant, or the expression of one job, may be at fault."""
     reason, request = ErrorDetail.from_error(error), group.request
-    imaged = request.transitions is not None
+    imaged = request.image_source is not None
     if not (state.has_many_tenants or imaged) or not (
         reason.tenant_may_be_cause or isinstance(error, FenceError)
     ):

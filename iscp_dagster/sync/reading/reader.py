@@ -34,7 +34,7 @@ from iscp_dagster.delta.read_plans import ReadKind, ReadPlan, group_by_plan, sel
 from iscp_dagster.delta.spark_errors import wrap_spark_errors
 from iscp_dagster.model.batch import BatchRecord, Layout, Phase, Range
 from iscp_dagster.model.consumers.kinds import get_consumer_kind, is_index
-from iscp_dagster.model.declared.images import Transitions
+from iscp_dagster.model.declared.images import ImageSource
 from iscp_dagster.model.declared.linking.attach import CHANGES
 from iscp_dagster.model.declared.schema import DeltaField
 from iscp_dagster.model.declared.tables import SourceTable
@@ -48,7 +48,7 @@ from iscp_dagster.sync.executors.rows import pass_through
 from iscp_dagster.sync.reading.requests import ReadRequest
 from iscp_dagster.sync.reading.views import (
     check_timestamps,
-    get_transitions,
+    get_image_source,
     list_image_columns,
 )
 
@@ -94,7 +94,7 @@ def get_rows_per_chunk(request: ReadRequest) -> int:
 
 def get_max_chunks(request: ReadRequest) -> int:
     """The most chunks of changes of one task."""
-    if request.transitions is not None:
+    if request.image_source is not None:
         # A tenant's images are in one task, and changes read as a snapshot leave a gap.
         return MOST_CHUNKS
     return compute_chunks_per_task(int(request.layout.get(PARTITIONS, 1)))
@@ -147,7 +147,7 @@ class SourceReader:
         """The table's columns as of `version`."""
         return self.delta_log.get_facts(version).fields
 
-    def plan_tenants(self, range_: Range) -> Mapping[ReadPlan, frozenset[str]]:
+    def plan_reads_by_tenant(self, range_: Range) -> Mapping[ReadPlan, frozenset[str]]:
         """Every plan, with its tenants and the reason: changes if the table still has them, else a
         snapshot.
 
@@ -230,7 +230,7 @@ class SourceReader:
 
     def find_unrepeatable(self, range_: Range, to: Moment) -> frozenset[str]:
         """The tenants whose changes in `range_` can no longer be read, while later ones up to `to`
-        can. Raises like `plan_tenants`.
+        can. Raises like `plan_reads_by_tenant`.
 
         The others can be read as before, or are due for a snapshot anyway.
         """
@@ -239,7 +239,9 @@ class SourceReader:
         if not unreadable or range_.to.version >= to.version:
             return unreadable
         rest = Range(from_=range_.to, to=to)
-        return select_tenants(ReadKind.TAIL, replace(self, tenants=unreadable).plan_tenants(rest))
+        return select_tenants(
+            ReadKind.TAIL, replace(self, tenants=unreadable).plan_reads_by_tenant(rest)
+        )
 
     def find_readd_errors(
         self, info: ConsumerInfo, range_: Range
@@ -279,17 +281,17 @@ class SourceReader:
     def list_columns(self, info: ConsumerInfo, version: int) -> tuple[str, ...]:
         """The columns that a consumer gets, the source's in its order. Raises ConfigError."""
         available = [field.name for field in self.get_schema(version)]
-        transitions = get_transitions(self.source, info)
-        if transitions is not None:
-            return list_image_columns(self.source, info, transitions, available)
+        image_source = get_image_source(self.source, info)
+        if image_source is not None:
+            return list_image_columns(self.source, info, image_source, available)
         return get_consumer_kind(info.type).list_columns(self.source, info, available)
 
     def make_index_store(self, info: ConsumerInfo, version: int) -> IndexStore:
         """The ClickHouse tables of an index, for the schema at `version`."""
         index, schema = resolve_index(self.source, info), self.get_schema(version)
         calculated = None
-        if index.transitions is not None:
-            calculated = self.get_view_columns(info, index.transitions, version)
+        if index.image_source is not None:
+            calculated = self.get_view_columns(info, index.image_source, version)
         store = self.deployment.make_index_store
         return store(self.source, index, schema, info.generation, calculated=calculated)
 
@@ -298,21 +300,21 @@ class SourceReader:
         return self.make_index_store(info, version) if is_index(info) else None
 
     def get_view_columns(
-        self, info: ConsumerInfo, transitions: Transitions, version: int
+        self, info: ConsumerInfo, image_source: ImageSource, version: int
     ) -> Sequence[DeltaField]:
         """The view's own columns. Raises ConfigError for expressions that cannot be used."""
         owner = f"Job {self.source.name}/{info.job}"
-        return self.deployment.analyze_view_columns(owner, self.get_schema(version), transitions)
+        return self.deployment.analyze_view_columns(owner, self.get_schema(version), image_source)
 
     def check_images(self, info: ConsumerInfo, request: ReadRequest) -> None:
         """Refuse to read image rows that would have no time, or that cannot be evaluated.
 
         Raises SourceError and ConfigError.
         """
-        transitions = get_transitions(self.source, info)
-        if transitions is not None:
+        image_source = get_image_source(self.source, info)
+        if image_source is not None:
             check_timestamps(self.delta_log, request.range, staged=request.is_snapshot)
-            self.get_view_columns(info, transitions, request.range.to.version)
+            self.get_view_columns(info, image_source, request.range.to.version)
 
     def plan_layout(self, range_: Range) -> Layout:
         """How the changes of a range are cut into chunks; a replay must cut them the same way."""
@@ -340,7 +342,8 @@ class SourceReader:
         with suppress(IscpError):
             snapshot_layout = {**layout, SNAPSHOT: True}
             return dict.fromkeys(
-                select_tenants(ReadKind.SNAPSHOT, self.plan_tenants(range_)), snapshot_layout
+                select_tenants(ReadKind.SNAPSHOT, self.plan_reads_by_tenant(range_)),
+                snapshot_layout,
             )
         return {}
 
@@ -357,9 +360,9 @@ class SourceReader:
         With `through_spark`, Spark reads even files that the tasks could read themselves.
         """
         plan, range_ = request.plan, request.range
-        if request.transitions is not None:
+        if request.image_source is not None:
             return self._make_image_frame(
-                spark, request, request.transitions, through_spark=through_spark
+                spark, request, request.image_source, through_spark=through_spark
             )
         if plan.kind is ReadKind.SNAPSHOT:
             return self._make_snapshot_frame(spark, range_.to, columns, through_spark=through_spark)
@@ -378,7 +381,7 @@ class SourceReader:
         self,
         spark: SparkSession,
         request: ReadRequest,
-        transitions: Transitions,
+        image_source: ImageSource,
         *,
         through_spark: bool,
     ) -> MappedFrame:
@@ -388,8 +391,8 @@ class SourceReader:
         read = ViewRead.from_schema(
             self._make_selection((), end.version),
             schema,
-            transitions,
-            self.deployment.analyze_view_columns(self.source.name, schema, transitions),
+            image_source,
+            self.deployment.analyze_view_columns(self.source.name, schema, image_source),
         )
         if request.is_snapshot:
             files = self.delta_log.list_data_files(end.version, self.tenants)
@@ -437,7 +440,7 @@ class SourceReader:
             feed,
             output=selection.output,
             identity=selection.identity if selection.keys else selection.ordering,
-            tenant=selection.tenant_column,
+            tenant_column=selection.tenant_column,
             keyed=bool(selection.keys),
         )
 

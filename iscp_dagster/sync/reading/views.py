@@ -14,7 +14,7 @@ from iscp_dagster.model.consumers.kinds import get_consumer_kind
 from iscp_dagster.model.declared.images import (
     CONDITION_COLUMNS,
     IMAGE_COLUMNS,
-    Transitions,
+    ImageSource,
     TriggerConditions,
 )
 from iscp_dagster.model.declared.tables import SourceTable
@@ -28,48 +28,48 @@ DELTA_RS = "the `deltalake` package, at least up to 1.6"
 """A writer that does not support in-commit timestamps."""
 
 
-def get_transitions(source: SourceTable, info: ConsumerInfo) -> Transitions | None:
+def get_image_source(source: SourceTable, info: ConsumerInfo) -> ImageSource | None:
     """What the consumer's image rows are read from; None if it gets other rows.
 
     Raises ConfigError for a consumer that cannot be made.
     """
-    return get_consumer_kind(info.type).get_transitions(source, info)
+    return get_consumer_kind(info.type).get_image_source(source, info)
 
 
 def list_image_columns(
-    source: SourceTable, info: ConsumerInfo, transitions: Transitions, available: Sequence[str]
+    source: SourceTable, info: ConsumerInfo, image_source: ImageSource, available: Sequence[str]
 ) -> tuple[str, ...]:
     """The columns that the consumer gets. Raises ConfigError and SchemaError."""
     needed = [*source.keys, *([source.tenant] if source.tenant else [])]
-    required = [*needed, *(transitions.columns or ())]
+    required = [*needed, *(image_source.columns or ())]
     where = f"Job {source.name}/{info.job}"
     if missing := [name for name in required if name not in available]:
         raise errors.ConfigError(
             f"{where}: the source has no column {missing[0]!r}; it has: {', '.join(available)}."
         )
-    columns = transitions.select_columns(available, needed)
+    columns = image_source.select_columns(available, needed)
     if reserved := [name for name in columns if name in {*IMAGE_COLUMNS, *CONDITION_COLUMNS}]:
         raise errors.SchemaError(
             f"{where}: the source has a column {reserved[0]!r}, a name that every change has; "
             "rename it, or leave it out with columns=[...]."
         )
-    return (*columns, *IMAGE_COLUMNS, *(CONDITION_COLUMNS if transitions.conditions else ()))
+    return (*columns, *IMAGE_COLUMNS, *(CONDITION_COLUMNS if image_source.conditions else ()))
 
 
 def group_by_view(
     source: SourceTable, claims: Iterable[Claim]
-) -> list[tuple[Transitions | None, list[Claim]]]:
+) -> list[tuple[ImageSource | None, list[Claim]]]:
     """The claims that share a reading, with the view and all conditions to evaluate on it."""
-    by_view: dict[Transitions | None, list[Claim]] = {}
-    conditions: dict[Transitions | None, dict[str, TriggerConditions]] = {}
+    by_view: dict[ImageSource | None, list[Claim]] = {}
+    conditions: dict[ImageSource | None, dict[str, TriggerConditions]] = {}
     for claim in claims:
-        transitions = None
+        image_source = None
         # A consumer that cannot be made fails on its own.
         with suppress(errors.IscpError):
-            transitions = get_transitions(source, claim.consumer)
-        view = transitions and transitions.view
+            image_source = get_image_source(source, claim.consumer)
+        view = image_source and image_source.view
         by_view.setdefault(view, []).append(claim)
-        view_conditions = transitions.conditions if transitions else ()
+        view_conditions = image_source.conditions if image_source else ()
         conditions.setdefault(view, {}).update(
             {condition.name: condition for condition in view_conditions}
         )

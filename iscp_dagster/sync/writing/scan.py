@@ -18,7 +18,7 @@ from iscp_dagster.delta.spark_errors import wrap_spark_errors
 from iscp_dagster.model.batch import WRITES
 from iscp_dagster.model.consumers.kinds import ScanContext, get_consumer_kind, is_index
 from iscp_dagster.model.consumers.protocol import Consumer, DataType
-from iscp_dagster.model.declared.images import CONDITION_COLUMNS, Transitions
+from iscp_dagster.model.declared.images import CONDITION_COLUMNS, ImageSource
 from iscp_dagster.model.declared.schema import SYSTEM_COLUMNS
 from iscp_dagster.model.errors import FeedGoneError, IscpError, ReadError
 from iscp_dagster.model.jobs import JobID
@@ -46,7 +46,7 @@ from iscp_dagster.sync.reading.reader import (
     make_build_name,
 )
 from iscp_dagster.sync.reading.requests import ReadRequest
-from iscp_dagster.sync.reading.views import get_transitions
+from iscp_dagster.sync.reading.views import get_image_source
 from iscp_dagster.sync.writing.consumer_claims import ConsumerClaims
 
 if TYPE_CHECKING:
@@ -147,7 +147,7 @@ def _try_scan(
         except IscpError as error:
             written[name] = _set_error(written[name], error)
     request = replace(
-        request, transitions=_select_conditions(reader, request, all_claims, {*scans, *threads})
+        request, image_source=_select_conditions(reader, request, all_claims, {*scans, *threads})
     )
     if not (scans or threads):
         return written
@@ -163,7 +163,7 @@ def _try_scan(
         sort_column=None if staged or reader.source.keys else reader.source.tenant,
         stamp=(to.version, to.micros) if staged else None,
         # A change with U+FFFD for undecodable bytes is preferred to a gap.
-        exact=None if request.transitions is None else reader.source.keys,
+        exact=None if request.image_source is None else reader.source.keys,
     )
     try:
         # Get the session once: each call checks whether it is still there.
@@ -199,7 +199,7 @@ def _to_feed_error(request: ReadRequest, error: BaseException) -> FeedGoneError 
     """
     if isinstance(error, FeedGoneError):
         return error
-    changes = not request.is_snapshot and request.transitions is None
+    changes = not request.is_snapshot and request.image_source is None
     return FeedGoneError(str(error)) if changes and isinstance(error, ReadError) else None
 
 
@@ -208,17 +208,17 @@ def _select_conditions(
     request: ReadRequest,
     all_claims: Sequence[ConsumerClaims],
     job_names: Collection[str],
-) -> Transitions | None:
+) -> ImageSource | None:
     """What to read: the view, with only the conditions of the jobs that get it."""
-    if request.transitions is None:
+    if request.image_source is None:
         return None
-    transitions = [
-        get_transitions(reader.source, consumer_claims.info)
+    views = [
+        get_image_source(reader.source, consumer_claims.info)
         for consumer_claims in all_claims
         if consumer_claims.job.job in job_names
     ]
-    conditions = [condition for view in transitions if view for condition in view.conditions]
-    return request.transitions.replace_conditions(conditions)
+    conditions = [condition for view in views if view for condition in view.conditions]
+    return request.image_source.replace_conditions(conditions)
 
 
 def _describe_source(
@@ -226,7 +226,7 @@ def _describe_source(
 ) -> str:
     """What is read, for errors: a view's expressions may fail though the table can be read."""
     location = reader.delta_log.location
-    if request.transitions is None:
+    if request.image_source is None:
         return location
     return f"{location}, read for {', '.join(claims.job.job for claims in all_claims)}"
 
@@ -247,7 +247,7 @@ def _has_held_claims(all_claims: Sequence[ConsumerClaims]) -> bool:
 
 
 def _abort_threads(threads: Mapping[str, ConsumerThread], error: BaseException) -> None:
-    """Stop the workers from waiting for rows that never come."""
+    """Stop the consumers' threads from waiting for rows that never come."""
     for thread in threads.values():
         thread.abort(error)
 
@@ -266,20 +266,20 @@ def _make_consumer_scan(
         data_type=DataType.SNAPSHOT if request.is_snapshot else DataType.TAIL,
         columns=columns,
         # An index keeps deleted rows whole: the graph of a vector index needs their vectors.
-        identity=columns
+        delete_columns=columns
         if is_index(consumer_claims.info)
         else tuple(dict.fromkeys((*tenant, *table.keys))),
         tenant_column=table.tenant,
         scan_names=_map_conditions(reader, consumer_claims),
         # Each attempt stages from scratch, so ClickHouse must know none of its tokens.
-        build=make_build_name() if request.is_snapshot else get_build_name(request),
+        batch_name=make_build_name() if request.is_snapshot else get_build_name(request),
     )
 
 
 def _map_conditions(reader: SourceReader, consumer_claims: ConsumerClaims) -> Mapping[str, str]:
     """The scan's names for a trigger's conditions: triggers on one view share a scan."""
-    transitions = get_transitions(reader.source, consumer_claims.info)
-    conditions = transitions.conditions if transitions else ()
+    image_source = get_image_source(reader.source, consumer_claims.info)
+    conditions = image_source.conditions if image_source else ()
     return {
         which: condition.format_column_name(which)
         for condition in conditions
@@ -390,11 +390,11 @@ def _run_scan(
     *,
     through_spark: bool,
 ) -> list[Receipt]:
-    """One Spark job: executors write the tables, and relay what the workers consume.
+    """One Spark job: executors write the tables, and relay rows to this process's consumers.
 
     For few rows the run itself does the executors' work.
     """
-    scans = [worker.retriever.scan for worker in threads.values()]
+    scans = [thread.retriever.scan for thread in threads.values()]
     shared = dict.fromkeys(name for scan in scans for name in scan.get_scan_names(scan.columns))
     columns = dict.fromkeys(name for share in writer.scans for name in share.columns)
     relayed = (*shared, *SYSTEM_COLUMNS) if threads else ()
@@ -407,8 +407,8 @@ def _run_scan(
             receipts.append(Receipt(**row))
             continue
         chunk = unpack_rows(bytes(payload))
-        for worker in threads.values():
-            worker.put(chunk)
+        for thread in threads.values():
+            thread.put(chunk)
     refusal = next((receipt for receipt in receipts if receipt.code and not receipt.target), None)
     for thread in threads.values():
         if refusal is None:

@@ -46,7 +46,7 @@ class IndexWriter:
     def place(self, deliveries: Sequence[RowDelivery]) -> commands.RowsPlaced:
         """Put the rows of one index and one reading in place. Jobs are independent.
 
-        Skips jobs that another writer took, and deliveries that are published already.
+        A job that another writer took gets a FenceError; a published delivery is skipped.
         """
         errors: dict[JobKey, IscpError] = {}
         remaining = [delivery for delivery in deliveries if delivery.published is None]
@@ -88,9 +88,9 @@ def _replace_partitions(deliveries: Sequence[RowDelivery]) -> Mapping[JobKey, Is
         return {}
     first = next(iter(staged.values()))
     assert first.store is not None
-    if first.written.request.transitions is not None:
+    if first.written.request.image_source is not None:
         first.store.stage_history_starts(staged, first.to, [first.gap] if first.gap else [])
-    errors = first.store.replace(
+    errors = first.store.publish_tenants(
         {tenant: delivery.inserted for tenant, delivery in staged.items()},
         version=first.to.version,
         registrations={tenant: delivery.claim.registration for tenant, delivery in staged.items()},

@@ -18,7 +18,7 @@ def _parse_networks(*texts: str) -> tuple[Network, ...]:
     return tuple(ip_network(text) for text in texts)
 
 
-NEVER = _parse_networks(
+NEVER_ALLOWED = _parse_networks(
     "0.0.0.0/8",  # this machine
     "169.254.0.0/16",  # link-local, and the metadata of most clouds
     "168.63.129.16/32",  # Azure's platform
@@ -34,7 +34,7 @@ NEVER = _parse_networks(
 )
 """Never allowed, not even if an endpoint allows a network around them."""
 
-DENIED = _parse_networks(
+DENIED_BY_DEFAULT = _parse_networks(
     "10.0.0.0/8",  # private
     "100.64.0.0/10",  # shared by carriers
     "127.0.0.0/8",  # loopback
@@ -93,7 +93,7 @@ def find_refusal(address: str, allowed: Sequence[Network] = ()) -> str | None:
     if any(
         candidate in network
         for candidate in candidates
-        for network in _filter_by_version(NEVER, candidate)
+        for network in _filter_by_version(NEVER_ALLOWED, candidate)
     ):
         return f"{address} is never allowed"
     if any(parsed in network for network in _filter_by_version(allowed, parsed)):
@@ -109,7 +109,7 @@ def parse_network(network: str) -> Network:
     Raises ValueError if it is invalid, or holds only addresses that are never allowed.
     """
     parsed = ip_network(network)
-    if any(_is_subnet(parsed, forbidden) for forbidden in NEVER):
+    if any(_is_subnet(parsed, forbidden) for forbidden in NEVER_ALLOWED):
         raise ValueError(f"{network} is never allowed")
     return parsed
 
@@ -117,7 +117,7 @@ def parse_network(network: str) -> Network:
 def _is_denied(address: Address, allowed: Sequence[Network]) -> bool:
     if any(address in network for network in _filter_by_version(allowed, address)):
         return False
-    if any(address in network for network in _filter_by_version(DENIED, address)):
+    if any(address in network for network in _filter_by_version(DENIED_BY_DEFAULT, address)):
         return True
     # NAT64 leads to public addresses as well; the embedded address decides.
     return isinstance(address, IPv6Address) and address not in GLOBAL_6 and address not in NAT64

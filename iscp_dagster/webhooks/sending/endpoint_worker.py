@@ -168,6 +168,6 @@ def build_rules(endpoint: Endpoint) -> DeliveryRules:
         delays=tuple(endpoint.retries),
         jitter=endpoint.jitter,
         longest_wait=endpoint.longest_wait,
-        refusals=endpoint.refusals,
-        failing=timedelta(days=endpoint.failing_days),
+        pausing_refusals=endpoint.refusals,
+        disabling_period=timedelta(days=endpoint.failing_days),
     )

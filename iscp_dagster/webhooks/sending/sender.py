@@ -196,7 +196,7 @@ class Sender:
             return True
         state, results, ended_work = worker.take_results()
         if results and not await self._try_database(
-            lambda: self._ask(self._outbox.record, state, results)
+            lambda: self._ask(self._outbox.record_attempts, state, results)
         ):
             worker.put_back(results, ended_work)
             self._heard.set()

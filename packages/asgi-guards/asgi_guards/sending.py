@@ -24,7 +24,7 @@ class SharedOutput:
     content: bytes
 
 
-class OutputSender:
+class SharedOutputs:
     """Keeps what is being sent, by invocation. Belongs to one event loop."""
 
     def __init__(self, seconds: float = STILL_SECONDS) -> None:

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from chdb_http.engine.reach import check_reach
+from chdb_http.engine.reach import detect_file_access
 from chdb_http.sql.errors import Code, EngineError
 from chdb_http.sql.parse import parse
 from chdb_http.sql.rewrite import build_insert_from_pipe, build_select_into_pipe, replace_query_ids
@@ -305,6 +305,6 @@ CALLS = {
 def test_checking_calls_takes_linear_time(kind):
     def check(text):
         with suppress(EngineError):
-            check_reach(text, [Path("/data/user_files")])
+            detect_file_access(text, [Path("/data/user_files")])
 
     assert_linear(check, CALLS[kind], 200)

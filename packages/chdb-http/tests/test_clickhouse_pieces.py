@@ -7,7 +7,7 @@ import pytest
 from hypothesis import assume, example, given
 from hypothesis import strategies as st
 
-from chdb_http.engine.reach import check_reach
+from chdb_http.engine.reach import detect_file_access
 from chdb_http.sql.errors import EngineError
 from chdb_http.sql.pieces import PIECE, is_found, remove_escapes
 
@@ -62,17 +62,17 @@ FOLDERS = (Path("/data/user_files"),)
 @pytest.mark.parametrize("call", [b"file('%b')", b"deltaLakeLocal('%b')", b"`file`('%b')"])
 def test_no_long_path_leads_outside(inner, call):
     with pytest.raises(EngineError) as caught:
-        check_reach(b"SELECT * FROM " + call % inner, FOLDERS)
+        detect_file_access(b"SELECT * FROM " + call % inner, FOLDERS)
     assert caught.value.number == 291
     assert len(str(caught.value)) < 1_000
 
 
 @pytest.mark.parametrize("call", [b"file('in.csv')", b"`file`('/data/user_files/a')"])
 def test_a_statement_that_names_a_file_inside_reads_files(call):
-    assert check_reach(b"SELECT * FROM " + call, FOLDERS)
-    assert not check_reach(b"SELECT '" + call.replace(b"'", b'"') + b"'", FOLDERS)
+    assert detect_file_access(b"SELECT * FROM " + call, FOLDERS)
+    assert not detect_file_access(b"SELECT '" + call.replace(b"'", b'"') + b"'", FOLDERS)
 
 
 @pytest.mark.parametrize("inner", [b"https://x.example/a?b=c... " * 9_000, b"0.1,0.2," * LONG])
 def test_long_data_is_no_path(inner):
-    check_reach(b"SELECT 'file', '" + inner + b"'", FOLDERS)
+    detect_file_access(b"SELECT 'file', '" + inner + b"'", FOLDERS)

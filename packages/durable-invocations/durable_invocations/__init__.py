@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from durable_invocations.client.errors import InvocationFailedError, InvocationRefusedError
     from durable_invocations.serving.app import service_app
     from durable_invocations.serving.attempts.running import RunRetry
-    from durable_invocations.serving.calls import KeyedRequest, WorkflowRun
+    from durable_invocations.serving.calls import IdempotentRequest, WorkflowRun
     from durable_invocations.serving.context import Context
     from durable_invocations.serving.declarations.serde import BYTES
     from durable_invocations.serving.declarations.services import Service, VirtualObject, Workflow
@@ -24,9 +24,9 @@ __all__ = [
     "BYTES",
     "Client",
     "Context",
+    "IdempotentRequest",
     "InvocationFailedError",
     "InvocationRefusedError",
-    "KeyedRequest",
     "RetryableError",
     "RunRetry",
     "Service",

@@ -74,7 +74,8 @@ def build_runtime_app(
 ) -> Starlette:
     """The application of a runtime over this store.
 
-    `own` is the id of a deployment that nobody may unregister; `routes` are served too, without a
+    `own` is the id of the process's own deployment, whose services no other may take; `routes` are
+    served too, without a
     token below `own_path`; `beside` runs while the application does.
     """
     runtime = Runtime(store, settings, clock=clock)

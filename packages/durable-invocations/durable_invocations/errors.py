@@ -4,7 +4,8 @@
 class DurableError(Exception):
     """The root of every error that this package raises.
 
-    `code` names the kind in answers and logs; below 10,000 another attempt may succeed.
+    `code` names the kind, for callers; HTTP answers have a status instead. Below 10,000 another
+    attempt may succeed.
     """
 
     code = 10_000

@@ -60,7 +60,7 @@ class MemoryStore(Store):
                 del self._entries[event_id]
                 self._moved.notify_all()
 
-    def pause(self, event_id: str, seconds: float) -> None:
+    def wait_for_change(self, event_id: str, seconds: float) -> None:
         with self._moved:
             if self._get_claim_status(event_id) is ClaimStatus.HELD:
                 self._moved.wait(seconds)
@@ -74,7 +74,7 @@ class MemoryStore(Store):
             return forgotten
 
     def _get_claim_status(self, event_id: str) -> ClaimStatus:
-        """The event's status; MINE: it is free."""
+        """The event's status; MINE: the caller may claim it."""
         record = self._entries.get(event_id)
         if record is None:
             return ClaimStatus.MINE

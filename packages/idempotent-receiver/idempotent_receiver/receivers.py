@@ -124,7 +124,7 @@ class Deduplicator:
                     f"Event {event_id} has been handled elsewhere for more than {self._wait:g} s; "
                     "answer 503, and it is delivered again."
                 )
-            self._store.pause(event_id, remaining)
+            self._store.wait_for_change(event_id, remaining)
         duplicate = status is ClaimStatus.DONE
         return EventClaim(store=self._store, event_id=event_id, holder=holder, duplicate=duplicate)
 

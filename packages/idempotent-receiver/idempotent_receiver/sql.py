@@ -68,7 +68,7 @@ class SqlStore(Store):
                 sa.delete(self._table).where(self._build_claim_filter(event_id, holder))
             )
 
-    def pause(self, event_id: str, seconds: float) -> None:  # noqa: ARG002 - the protocol's
+    def wait_for_change(self, event_id: str, seconds: float) -> None:  # noqa: ARG002 - the protocol's
         self._sleep(min(seconds, POLL))
 
     def forget(self, seconds: float) -> int:
@@ -83,7 +83,7 @@ class SqlStore(Store):
         )
 
     def _get_claim_status(self, event_id: str) -> ClaimStatus | None:
-        """The event's status; MINE: its claim ran out, None: nobody has claimed it."""
+        """The event's status; MINE: the caller may claim it, None: nobody has claimed it."""
         columns = self._table.c
         with self._engine.connect() as connection:
             query = sa.select(columns.until).where(columns.event_id == event_id)

@@ -51,7 +51,7 @@ class Store(Protocol):
     def release(self, event_id: str, holder: str) -> None:
         """Give up a claim, so that the event can be handled again; does nothing without one."""
 
-    def pause(self, event_id: str, seconds: float) -> None:
+    def wait_for_change(self, event_id: str, seconds: float) -> None:
         """Wait until the event's status may have changed, at most `seconds`."""
 
     def forget(self, seconds: float) -> int:

@@ -25,7 +25,7 @@ DRIVERS = {"sqlite": "sqlite", "postgresql": "postgresql+psycopg", "postgres": "
 
 
 @dataclass(frozen=True, kw_only=True)
-class DatabaseRole:
+class DatabaseUse:
     """What a program uses a database for, the setting that names it, and the errors to raise."""
 
     name: str
@@ -36,7 +36,7 @@ class DatabaseRole:
     """For a database that does not answer, or lacks tables."""
 
 
-def open_engine(url: str | sa.URL, role: DatabaseRole, *, keep_open: bool = False) -> sa.Engine:
+def open_engine(url: str | sa.URL, role: DatabaseUse, *, keep_open: bool = False) -> sa.Engine:
     """An engine for `sqlite:///file` or `postgresql://…`. Connects on first use.
 
     With `keep_open` a connection stays open between transactions; not for processes that fork.
@@ -58,7 +58,7 @@ def open_engine(url: str | sa.URL, role: DatabaseRole, *, keep_open: bool = Fals
     return sa.create_engine(parsed, poolclass=NullPool, **options)
 
 
-def parse_url(url: str | sa.URL, role: DatabaseRole) -> sa.URL:
+def parse_url(url: str | sa.URL, role: DatabaseUse) -> sa.URL:
     """The URL with its driver. Raises the role's `invalid`."""
     try:
         parsed = sa.make_url(url)
@@ -77,7 +77,7 @@ def parse_url(url: str | sa.URL, role: DatabaseRole) -> sa.URL:
     return parsed.set(drivername=driver)
 
 
-def prepare_engine(engine: sa.Engine, role: DatabaseRole) -> sa.Engine:
+def prepare_engine(engine: sa.Engine, role: DatabaseUse) -> sa.Engine:
     """Make SQLite wait for other writers and lock before it reads what it will write.
 
     An engine of the caller's own gets the role. Idempotent.
@@ -153,8 +153,8 @@ def _make_unavailable_error(engine: sa.Engine, error: BaseException | None) -> E
     )
 
 
-def _get_role(engine: sa.Engine) -> DatabaseRole:
-    role: DatabaseRole = engine.get_execution_options()[_ROLE]
+def _get_role(engine: sa.Engine) -> DatabaseUse:
+    role: DatabaseUse = engine.get_execution_options()[_ROLE]
     return role
 
 

@@ -37,7 +37,7 @@ def build_rows_table(
     return sa.select(*values).subquery("given")
 
 
-def insert_into(dialect: sa.Dialect, table: sa.Table) -> sqlite.Insert | postgresql.Insert:
+def make_insert(dialect: sa.Dialect, table: sa.Table) -> sqlite.Insert | postgresql.Insert:
     """The database's INSERT, which can say what to do if a row exists."""
     return sqlite.insert(table) if dialect.name == "sqlite" else postgresql.insert(table)
 

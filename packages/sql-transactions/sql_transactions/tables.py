@@ -21,7 +21,7 @@ def find_missing_column(engine: sa.Engine, metadata: sa.MetaData) -> tuple[str, 
 
 
 def ensure_tables(engine: sa.Engine, metadata: sa.MetaData, *, lock: int) -> None:
-    """Make the tables and indexes that are missing; SQLite gets a write-ahead log. Idempotent.
+    """Make missing tables with their indexes; SQLite gets a write-ahead log. Idempotent.
 
     `lock` is the PostgreSQL advisory lock under which they are made.
     """

@@ -3,7 +3,7 @@
 import pytest
 import sqlalchemy as sa
 
-from sql_transactions.engine import DatabaseRole, open_engine, prepare_engine
+from sql_transactions.engine import DatabaseUse, open_engine, prepare_engine
 from sql_transactions.testing import run_postgres
 
 
@@ -11,7 +11,7 @@ class AwayError(Exception):
     """What the shop raises while its database does not answer."""
 
 
-SHOP = DatabaseRole(name="shop", setting="SHOP_URL", unavailable=AwayError)
+SHOP = DatabaseUse(name="shop", setting="SHOP_URL", unavailable=AwayError)
 
 
 @pytest.fixture

@@ -7,7 +7,7 @@ import pytest
 import sqlalchemy as sa
 
 from sql_transactions.engine import begin_transaction
-from sql_transactions.row_values import build_rows_table, escape_nul, insert_into
+from sql_transactions.row_values import build_rows_table, escape_nul, make_insert
 from sql_transactions.tables import ensure_tables, find_missing_column
 
 LOCK = 7_001
@@ -55,7 +55,7 @@ def test_rows_are_inserted_unless_they_exist(engine):
     for rows in (ROWS[:1], [ROWS[0] | {"price": 9}, ROWS[1]]):
         with begin_transaction(engine, writes=True) as connection:
             table = build_rows_table(connection.dialect, [PRICES.c[name] for name in NAMES], rows)
-            insert = insert_into(connection.dialect, PRICES)
+            insert = make_insert(connection.dialect, PRICES)
             insert = insert.from_select(NAMES, sa.select(table).where(sa.true()))
             connection.execute(insert.on_conflict_do_nothing())
     with begin_transaction(engine, writes=False) as connection:

@@ -9,7 +9,7 @@ import pytest
 import sqlalchemy as sa
 
 from sql_transactions.engine import (
-    DatabaseRole,
+    DatabaseUse,
     begin_transaction,
     open_engine,
     prepare_engine,
@@ -46,7 +46,7 @@ def test_an_invalid_url_is_refused_without_its_password(shop, url, values):
 
 
 def test_the_refusal_is_the_callers_own_error():
-    role = DatabaseRole(name="shop", setting="SHOP_URL", invalid=LookupError)
+    role = DatabaseUse(name="shop", setting="SHOP_URL", invalid=LookupError)
     with pytest.raises(LookupError):
         open_engine("mysql://host/db", role)
 

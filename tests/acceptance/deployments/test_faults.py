@@ -20,7 +20,7 @@ from deltalake import DeltaTable, write_deltalake
 from iscp_dagster import Mirror
 from iscp_dagster.batchstates.sql import SqlStates
 from iscp_dagster.local.services.settings import CLICKHOUSE, RUNS
-from iscp_dagster.location.names import TABLE_TAG, TENANTS_TAG
+from iscp_dagster.location.names import TABLE_TAG, TENANT_COUNT_TAG
 from iscp_dagster.model.errors import UnavailableError
 from iscp_dagster.model.states import JobState
 from iscp_dagster.upkeep.position import read_positions
@@ -309,7 +309,7 @@ def test_a_commit_of_many_tenants_outlives_a_run_the_run_server_and_clickhouse(w
         )
     for followed in both:
         followed.check(tenants)
-    assert 2 <= len(world.runs({TENANTS_TAG: str(MANY)})) < MANY / 2
+    assert 2 <= len(world.runs({TENANT_COUNT_TAG: str(MANY)})) < MANY / 2
 
 
 @pytest.fixture
@@ -324,12 +324,12 @@ def run_of_many(world):
 
     def ended() -> bool:
         runs = world.runs({TABLE_TAG: world.rows.table.source.name})
-        of_many = [each for each in runs if TENANTS_TAG in each["tags"]]
+        of_many = [each for each in runs if TENANT_COUNT_TAG in each["tags"]]
         found[:] = [each for each in of_many if each["status"] == "SUCCESS"]
         return bool(found)
 
     wait_for(ended, HEALED_SECONDS, world.told)
-    return found[0]["runId"], int(found[0]["tags"][TENANTS_TAG])
+    return found[0]["runId"], int(found[0]["tags"][TENANT_COUNT_TAG])
 
 
 @pytest.mark.soak

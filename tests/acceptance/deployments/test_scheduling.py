@@ -143,7 +143,7 @@ class Scheduled(Deployed):
         """Return when the job's first iteration began; it may have begun before there were rows."""
         named = JobID(db="sched", table="rows", job=name)
         entries = self.table.deployment.log.read_history(tenant=tenant, name=named)
-        return min(entry.at for entry in entries if entry.after is JobState.RUNNING)
+        return min(entry.at for entry in entries if entry.to_state is JobState.RUNNING)
 
     def await_state(self, name: str, tenant: str, state: JobState, table: str = "rows") -> None:
         def is_so() -> bool:
@@ -156,7 +156,7 @@ class Scheduled(Deployed):
         found = [
             each
             for each in read_positions(self.table.deployment, (table or self.table).source)
-            if each.tenant in tenants and each.index not in but
+            if each.tenant in tenants and each.job_name not in but
         ]
         return {each.tenant for each in found} == set(tenants) and all(e.in_step for e in found)
 

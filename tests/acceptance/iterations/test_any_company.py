@@ -15,7 +15,7 @@ from iscp_dagster.model.errors import KeyColumnError, SchemaError
 from iscp_dagster.model.states import JobState
 from iscp_dagster.sync.interpreter import iterate
 from support.lake.delta_tables import Table
-from support.workers.killable import Crash, Life, Mortal
+from support.workers.killable import Crash, CrashingProxy, CrashPoint
 
 EVERYONE = "abcde"
 COLUMNS = "tenant STRING, id BIGINT, name STRING, n INT"
@@ -136,11 +136,11 @@ class World:
         due, deployment = self.due(tenants), self.table.deployment
         if due is None:
             return
-        mortal = replace(deployment, log=Mortal(deployment.log, Life(*death)))
+        mortal = replace(deployment, log=CrashingProxy(deployment.log, CrashPoint(*death)))
         run_id = self.run_id
         with suppress(Crash):
             [*iterate(mortal, self.table.source, due, run_id=run_id)]
-        deployment.log.recover({run_id})
+        deployment.log.recover_run_jobs({run_id})
 
     def overtake(self, tenants, others):
         """Let another run take some jobs of a writing run, and end before that run does."""

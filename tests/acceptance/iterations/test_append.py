@@ -66,7 +66,7 @@ def begun(table, *tenants, run_id="dies"):
     found = one_by_one(table.deployment, table.source, iteration, run_id=run_id)
     first = next(found)
     found.close()
-    table.deployment.log.recover({run_id})
+    table.deployment.log.recover_run_jobs({run_id})
     return [first]
 
 
@@ -232,7 +232,7 @@ def test_a_replay_for_one_index_is_cut_as_it_was_for_both(deployment):
     first = next(found)
     publish_one(deployment, first)
     found.close()
-    deployment.log.recover({"dies"})
+    deployment.log.recover_run_jobs({"dies"})
     (again,) = table.follow()
     assert {first.claim.key.job_name, again.claim.key.job_name} == {"narrow", "other"}
     for index in (narrow, other):

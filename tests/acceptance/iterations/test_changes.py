@@ -29,7 +29,7 @@ from support.lake.deals_table import TENANTS, Dealings, big, dealings, huge, see
 from support.lake.delta_tables import Table, deployment_at, kinds
 from support.live.subscriber_thread import following
 from support.spark.fake_spark import NearSpark
-from support.workers.killable import Life, dies
+from support.workers.killable import CrashPoint, run_until_crash
 
 BEGIN = 4
 """The version as of which the tests' histories begin."""
@@ -119,8 +119,8 @@ def test_a_run_that_dies_anywhere_leaves_the_rows_of_the_model(
     table = dealt.table(deployment, "huge")
 
     def live_and_die(to, when, method):
-        dies(table, table.iteration(*TENANTS, to=to), Life(when, method))
-        deployment.log.recover(["dead"])
+        run_until_crash(table, table.iteration(*TENANTS, to=to), CrashPoint(when, method))
+        deployment.log.recover_run_jobs(["dead"])
         reached(table, to)
         assert images_in(table, "huge") == modelled(dealt.model, "huge", to)
 
@@ -168,7 +168,7 @@ def test_a_gap_or_a_key_twice_begins_a_history_anew(
             table.source, job, deployment
         )
         assert (begun.at.version, begun.gap) == (upto, (told,))
-        assert job_json.describe_history(begun)["gap"] == told
+        assert job_json.describe_history_start(begun)["gap"] == told
         job_show.print_status([job], {}, {}, (), {job.key: begun})
     printed = " ".join(capsys.readouterr().out.split())
     assert f"changes since {upto} of" in printed

@@ -335,7 +335,7 @@ def test_a_fifth_kind_is_registered_and_reads_rows(deployment, tmp_path):
         range=due.range,
         data_type=DataType.TAIL,
         columns=("id", "_image", "_ordinal"),
-        identity=("id",),
+        delete_columns=("id",),
         tenant_column="tenant",
     )
     retriever = Retriever(scan=scan)

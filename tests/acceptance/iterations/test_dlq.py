@@ -17,7 +17,7 @@ from iscp_dagster.model.errors import FenceError, IscpError, UnrepeatableError
 from iscp_dagster.sync.iteration.outcomes import RowDelivery
 from support.jobs.log_rows import fail
 from support.lake.delta_tables import Table, one_by_one, rows
-from support.workers.killable import Life, dies
+from support.workers.killable import CrashPoint, run_until_crash
 
 
 @pytest.fixture
@@ -111,8 +111,8 @@ def test_a_batch_that_cannot_be_read_again_is_set_aside_and_the_rest_goes_on(dep
     table.insert(1)
     table.follow()
     table.insert(2, 3)
-    dies(table, table.iteration("a"), Life("after", "claim_jobs"))
-    deployment.log.recover({"dead"})
+    run_until_crash(table, table.iteration("a"), CrashPoint("after", "claim_jobs"))
+    deployment.log.recover_run_jobs({"dead"})
     lose_files(table)
     table.insert(4)
     outcomes = table.follow()
@@ -165,8 +165,8 @@ def test_of_a_dead_run_s_tenants_only_those_whose_batch_is_gone_are_set_aside(
     put(2, 3)
     # For this tenant the run begins a snapshot, which leaves nothing behind.
     lose_files(table, "staged")
-    dies(table, table.iteration(*tenants), Life("after", "claim_jobs"))
-    deployment.log.recover({"dead"})
+    run_until_crash(table, table.iteration(*tenants), CrashPoint("after", "claim_jobs"))
+    deployment.log.recover_run_jobs({"dead"})
     lose_files(table, "gone")
     lose_files(table, "gone too")
     put(4)
@@ -203,15 +203,15 @@ def test_a_batch_that_is_gone_is_not_set_aside_by_a_run_that_is_overtaken(
     table.insert(1)
     table.follow()
     table.insert(2, 3)
-    dies(table, table.iteration("a"), Life("after", "claim_jobs"))
-    deployment.log.recover({"dead"})
+    run_until_crash(table, table.iteration("a"), CrashPoint("after", "claim_jobs"))
+    deployment.log.recover_run_jobs({"dead"})
     lose_files(table)
     table.insert(4)
     take_over = IndexStore.take_over
 
     def late(store, *given):
         monkeypatch.setattr(IndexStore, "take_over", take_over)
-        deployment.log.recover({"late"})
+        deployment.log.recover_run_jobs({"late"})
         deployment.log.rebuild([job.key for job in table.jobs()])
         table.follow()
         return take_over(store, *given)
@@ -231,7 +231,7 @@ def test_a_batch_that_is_gone_and_whose_letter_is_dropped_stays_as_it_is(deploym
     found = one_by_one(deployment, table.source, table.iteration("a"), run_id="dies")
     assert next(found).inserted == 2
     found.close()
-    deployment.log.recover({"dies"})
+    deployment.log.recover_run_jobs({"dies"})
     lose_files(table)
     table.insert(4)
     table.follow()

@@ -9,7 +9,7 @@ from deltalake import write_deltalake
 
 from iscp_dagster import FullText, Mirror, Vector
 from iscp_dagster.api.jobs import ALL_TENANTS, Jobs
-from iscp_dagster.clickhouse.tables.generations import IndexData
+from iscp_dagster.clickhouse.tables.generations import IndexGenerations
 from iscp_dagster.clickhouse.tables.index_store import IndexStore
 from iscp_dagster.joblog.iterations import Iteration
 from iscp_dagster.joblog.updates import SpecUpdate
@@ -49,7 +49,7 @@ def mirror(table, name="mirror"):
 def data(table):
     view = f"{table.source.table}_mirror"
     endpoint = table.deployment.endpoint
-    return IndexData(endpoint=endpoint, database=table.source.database, view=view)
+    return IndexGenerations(endpoint=endpoint, database=table.source.database, view=view)
 
 
 def build_one(table):
@@ -58,7 +58,7 @@ def build_one(table):
     tenant, keys = min(due.iteration.group_by_tenant().items())
     first = replace(due.iteration, tenants=frozenset({tenant}), jobs=tuple(keys))
     table.run(first, queued_as=due.name)
-    table.deployment.log.recover([due.name])
+    table.deployment.log.recover_run_jobs([due.name])
     return tenant
 
 
@@ -150,7 +150,7 @@ def test_a_rebuild_has_the_columns_that_the_table_has_gained_whatever_its_siblin
     api(table).rebuild_job(ALL_TENANTS, mirror(table))
     table.follow()
     assert columns(table) == ["tenant", "id", "name", "prio"]
-    log.recover(["another run"])
+    log.recover_run_jobs(["another run"])
     table.follow()
     table.sql("UPDATE {t} SET prio = 5 WHERE id = 2")
     table.follow()
@@ -263,7 +263,7 @@ def test_what_an_interrupted_take_over_or_an_earlier_version_left_is_put_right_w
         place = {"d": table.source.database, "t": f"{table.source.table}_mirror_nearest"}
         return table.query(query, **place)[0][0]
 
-    deaths = (IndexData, "drop_before", die), (IndexStore, "_run_statement", run)
+    deaths = (IndexGenerations, "drop_before", die), (IndexStore, "_run_statement", run)
     for generation, (owner, name, replacement) in enumerate(deaths, 1):
         api(table).rebuild_job(ALL_TENANTS, mirror(table))
         with monkeypatch.context() as patched:

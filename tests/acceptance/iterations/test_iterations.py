@@ -50,7 +50,7 @@ from support.lake.delta_tables import (
 from support.lake.row_writer import ANYWAY
 from support.spark.cores import meet_on_all_cores
 from support.spark.fake_spark import near, served
-from support.workers.killable import Crash, Life, dies, mortal
+from support.workers.killable import Crash, CrashPoint, make_crashing_table, run_until_crash
 
 ALL = (Mirror(), FullText("name", columns=["name"]), Vector("v", dimension=2, metric="l2"))
 OTHER = "b c/d'é"
@@ -190,7 +190,7 @@ def test_what_a_dead_run_left_is_built_anew_when_it_can_no_longer_be_read(deploy
     table.follow()
     table.sql("UPDATE {t} SET name = 'changed' WHERE id = 1")
     crash(table, table.iteration("a"), "scanned")
-    deployment.log.recover({"dead"})
+    deployment.log.recover_run_jobs({"dead"})
     table.sql("DELETE FROM {t} WHERE id = 2")
     table.insert(4)
     table.sql("OPTIMIZE {t}")
@@ -376,7 +376,7 @@ def test_a_replay_over_its_own_snapshot_deletes_no_key_that_lives(deployment, mo
 def test_an_index_that_cannot_be_put_in_place_stops_no_sibling(deployment, monkeypatch):
     table = Table.make(deployment, Mirror(), FullText("name"))
     table.insert(1, 2)
-    replace_ = IndexStore.replace
+    replace_ = IndexStore.publish_tenants
 
     def refuse(store, rows, **named):
         if store.shape.index.name == "mirror":
@@ -515,11 +515,11 @@ CRASHES = {
 
 def crash(table, iteration, point, **life):
     """Run the iteration in a process that dies at `point`."""
-    life = Life(*CRASHES[point], **life)
+    life = CrashPoint(*CRASHES[point], **life)
     if point != "scanned":
-        dies(table, iteration, life)
+        run_until_crash(table, iteration, life)
         return
-    deployment = mortal(table, life).deployment
+    deployment = make_crashing_table(table, life).deployment
     written = deliveries(deployment, table.source, iteration, run_id="dead")
     next(written)
     life.dead = True
@@ -546,7 +546,7 @@ def crash_of_two(table, point, iteration):
             found.setdefault(job.key.tenant.split()[0], []).append((job.state, job.batch.phase))
     assert {who: sorted(each, key=lambda one: one[0].value) for who, each in found.items()} == left
     assert log.list_active_runs() == {"dead"}
-    assert len(log.recover({"dead"})) == (1 if point == "completed" else 2)
+    assert len(log.recover_run_jobs({"dead"})) == (1 if point == "completed" else 2)
 
 
 def check_of_two(table, dead):
@@ -616,7 +616,7 @@ def test_a_run_that_was_thought_dead_writes_nothing_and_stops_nobody(deployment)
     iteration = table.iteration("a")
     zombie = one_by_one(deployment, table.source, iteration, run_id="zombie")
     late = next(zombie)
-    deployment.log.recover({"zombie"})
+    deployment.log.recover_run_jobs({"zombie"})
     table.insert(3)
     with closing(one_by_one(deployment, table.source, table.iteration("a"), run_id="heir")) as heir:
         delivery = next(heir)
@@ -638,7 +638,7 @@ def test_an_interrupted_zombie_does_not_cancel_its_heir(deployment):
     iteration = table.iteration("a")
     zombie = one_by_one(deployment, table.source, iteration, run_id="zombie")
     next(zombie)
-    deployment.log.recover({"zombie"})
+    deployment.log.recover_run_jobs({"zombie"})
     with closing(one_by_one(deployment, table.source, iteration, run_id="heir")) as heir:
         first = next(heir)
         zombie.close()
@@ -660,7 +660,7 @@ def test_what_a_zombie_serves_too_late_does_not_stay(deployment, monkeypatch):
     def overtaken(store, *rows, **named):
         """Let the owner hang after its last check of the fence."""
         monkeypatch.undo()
-        deployment.log.recover({"zombie"})
+        deployment.log.recover_run_jobs({"zombie"})
         table.run(table.iteration("a"), "heir")
         return store.replace(*rows, **named)
 
@@ -682,7 +682,7 @@ def test_an_heir_that_follows_changes_clears_what_a_zombie_staged(deployment):
     store = replace(next(outcomes).store, attempt=make_attempt_id("dead"))
     outcomes.close()
     store.create_staging_table()
-    deployment.log.recover({"dead"})
+    deployment.log.recover_run_jobs({"dead"})
     table.follow()
     assert store.data.list_staging_tables() == []
     table.check()

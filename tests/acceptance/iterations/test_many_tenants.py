@@ -29,7 +29,7 @@ from iscp_dagster.sync.iteration.outcomes import RowDelivery
 from iscp_dagster.sync.reading.reader import SourceReader
 from iscp_dagster.sync.writing import scan
 from support.lake.delta_tables import Table
-from support.workers.killable import Life, dies
+from support.workers.killable import CrashPoint, run_until_crash
 
 MANY = [f"t{number}" for number in range(TENANTS_TRIED + 2)]
 BAD = "t2"
@@ -181,8 +181,8 @@ def check_letters(table, dead, ids, letters):
     letters.update({tenant: len(lost) for tenant, lost in dead.items()})
     iteration, log = table.iteration(*SOME), table.deployment.log
     # Its run dies after it has written: letters are not written twice either.
-    dies(table, iteration, Life("before", "complete"))
-    log.recover({"dead"})
+    run_until_crash(table, iteration, CrashPoint("before", "complete"))
+    log.recover_run_jobs({"dead"})
     assert ended(table, table.run(iteration)) == {}
     for each in table.verdicts():
         lost, held = len(dead.get(each.tenant, ())), letters[each.tenant]

@@ -129,7 +129,7 @@ def test_a_run_that_is_overtaken_before_it_reads_the_epoch_writes_nothing(table,
 
     def late(store):
         monkeypatch.setattr(IndexStore, "refresh_epochs", enter)
-        table.deployment.log.recover({"late"})
+        table.deployment.log.recover_run_jobs({"late"})
         table.sql("DELETE FROM {t} WHERE id = 3")
         built_anew(table)
         return enter(store)
@@ -147,13 +147,13 @@ def test_a_snapshot_that_is_put_in_place_when_its_claim_is_lost_is_not_what_stay
     deployment, monkeypatch, kind, when
 ):
     """The run still had its claim when it last looked, just before."""
-    table, replaced = make_table(deployment, kind), IndexStore.replace
+    table, replaced = make_table(deployment, kind), IndexStore.publish_tenants
     with closing(one_by_one(deployment, table.source, table.iteration("a"), run_id="late")) as run:
         late = next(run)
 
         def heir():
             monkeypatch.setattr(IndexStore, "replace", replaced)
-            deployment.log.recover({"late"})
+            deployment.log.recover_run_jobs({"late"})
             add(table, 3)
             table.follow()
             check(table)
@@ -216,7 +216,7 @@ def test_a_snapshot_that_is_put_in_place_late_is_not(deployment, proxy, kind, le
     finally:
         proxy.late_statements.clear()
     # The run was killed, so its staging table stays.
-    table.deployment.log.recover({"dies"})
+    table.deployment.log.recover_run_jobs({"dies"})
     assert len(staged(table)) == 1
     add(table, 5, 6)
     table.materialize("a")
@@ -261,7 +261,7 @@ def test_what_a_run_that_died_was_building_is_cleared_away_and_in_nobody_elses_w
     # Nobody drops it while the run works.
     assert clear_staging(table.deployment, [table.source]) == []
     assert staged(table) == [name]
-    table.deployment.log.recover({"dies"})
+    table.deployment.log.recover_run_jobs({"dies"})
     assert clear_staging(table.deployment, [table.source]) == []
     assert staged(table) == []
     found.close()

@@ -11,7 +11,7 @@ import pytest
 from iscp_dagster import FullText, Mirror
 from iscp_dagster.api.jobs import ALL_TENANTS, Jobs
 from iscp_dagster.clickhouse.connect.endpoint import ClickHouseEndpoint, parse_endpoints
-from iscp_dagster.clickhouse.tables.generations import IndexData
+from iscp_dagster.clickhouse.tables.generations import IndexGenerations
 from iscp_dagster.clickhouse.write.inserts import ATTEMPTS
 from iscp_dagster.delta.read_plans import ReadKind
 from iscp_dagster.joblog.iterations import FailedStep
@@ -36,7 +36,7 @@ from support.lake.row_writer import ANYWAY
 from support.services.clickhouse_servers import running_servers
 from support.services.fault_proxy import LATE, faulty
 from support.services.insert_gate import insert_gate
-from support.workers.killable import Crash, Life, Mortal
+from support.workers.killable import Crash, CrashingProxy, CrashPoint
 
 BY_ID = {"hash_function": "cityHash64", "key": ["id"]}
 MINE = "cityHash64(id) % 2"
@@ -94,7 +94,7 @@ def tables(table, shard):
     view = f"{table.source.table}_mirror"
     endpoint = table.deployment.endpoints[shard]
     database = endpoint.resolve_database(table.source.database)
-    return IndexData(endpoint=endpoint, database=database, view=view).list_tables()
+    return IndexGenerations(endpoint=endpoint, database=database, view=view).list_tables()
 
 
 def held(table, shard, query="SELECT tenant, id, name FROM {view} ORDER BY tenant, id"):
@@ -247,7 +247,7 @@ def test_a_shard_that_dies_in_the_middle_of_a_scan_holds_up_no_other_and_catches
         table.follow()
         is_up_alone(table)
         in_step = {
-            each.index: each.in_step for each in read_positions(table.deployment, table.source)
+            each.job_name: each.in_step for each in read_positions(table.deployment, table.source)
         }
         assert in_step == {"mirror_shard_0": True, "mirror_shard_1": False}
         wanted = "SELECT count() FROM {view} WHERE name = 'while it is down'"
@@ -282,14 +282,16 @@ def test_what_was_written_before_a_crash_is_not_written_twice(deployment):
     table.sql("DELETE FROM {t} WHERE id % 7 = 0")
     mortal = replace(
         table,
-        deployment=replace(deployment, log=Mortal(deployment.log, Life("before", "complete"))),
+        deployment=replace(
+            deployment, log=CrashingProxy(deployment.log, CrashPoint("before", "complete"))
+        ),
     )
     with pytest.raises(Crash):
         mortal.run(table.iteration("a"), "dead")
     # Both shards already have their rows, but neither watermark has moved.
     assert len(held(table, 0)) + len(held(table, 1)) == table.sql("SELECT count(*) FROM {t}")[0][0]
     before = [stored(table, shard) for shard in (0, 1)]
-    assert len(deployment.log.recover({"dead"})) == 2
+    assert len(deployment.log.recover_run_jobs({"dead"})) == 2
     table.follow()
     check(table)
     # Without FINAL: the tokens dropped the repeated chunks.
@@ -367,7 +369,7 @@ def test_a_shard_that_is_built_but_not_served_is_served_by_the_hourly_job(table)
     table.follow()
     api(table).rebuild_job(ALL_TENANTS, name(table, "mirror_shard_1"))
     (dispatch,) = table.look().dispatches
-    mortal_log = Mortal(table.deployment.log, Life("before", "find_unbuilt_tenants"))
+    mortal_log = CrashingProxy(table.deployment.log, CrashPoint("before", "find_unbuilt_tenants"))
     mortal = replace(table, deployment=replace(table.deployment, log=mortal_log))
     with pytest.raises(Crash):
         mortal.run(dispatch.iteration, queued_as=dispatch.name)

@@ -22,7 +22,7 @@ from iscp_dagster.upkeep.maintenance import delete_garbage, find_garbage
 from support.errors import assert_names, raises_naming
 from support.jobs.log_rows import fail
 from support.lake.delta_tables import Table, deployment_at, ledger_of, one_by_one, publish_one
-from support.workers.killable import Life, dies
+from support.workers.killable import CrashPoint, run_until_crash
 
 
 @pytest.fixture(params=["sql", pytest.param("keepermap", marks=pytest.mark.soak)])
@@ -80,9 +80,9 @@ def crash(table, iteration, point):
     """
     log, store = table.deployment.log, table.deployment.open_state_store()
     taken = [key for key in iteration.jobs if key.tenant.startswith("taken")]
-    life = Life(*CRASHES[point], meanwhile={"claim_jobs": lambda: log.cancel(taken)})
-    dies(table, iteration, life)
-    log.recover({"dead"})
+    life = CrashPoint(*CRASHES[point], meanwhile={"claim_jobs": lambda: log.cancel(taken)})
+    run_until_crash(table, iteration, life)
+    log.recover_run_jobs({"dead"})
     jobs = [job for job in table.jobs() if job.key in iteration.jobs]
     found = store.read([make_state_key(job) for job in jobs])
     now = {key.tenant: each.record for key, each in found.items()}
@@ -163,7 +163,7 @@ def test_a_run_that_was_thought_dead_cannot_say_that_it_wrote(events):
     zombie = one_by_one(events.deployment, events.source, iteration, run_id="zombie")
     late = next(zombie)
     assert isinstance(late, RowDelivery)
-    events.deployment.log.recover({"zombie"})
+    events.deployment.log.recover_run_jobs({"zombie"})
     events.follow()
     (job,) = events.jobs()
     before = events.deployment.open_state_store().read([make_state_key(job)])

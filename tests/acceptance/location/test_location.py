@@ -36,8 +36,8 @@ from iscp_dagster.location.assets import index_assets
 from iscp_dagster.location.assets.reporting import sync_tenants
 from iscp_dagster.location.build import build_definitions
 from iscp_dagster.location.names import (
+    TENANT_COUNT_TAG,
     TENANT_TAG,
-    TENANTS_TAG,
     get_index_asset_key,
     get_partitions_name,
     get_source_asset_key,
@@ -323,7 +323,7 @@ def test_from_loading_the_source_to_served_indexes(locate):
     result = location.tick()
     (request,) = result.run_requests
     assert request.job_name == tenants_name(location)
-    assert request.tags[TENANTS_TAG] == "2"
+    assert request.tags[TENANT_COUNT_TAG] == "2"
     (over,) = [e for e in result.asset_events if isinstance(e, dg.AssetCheckEvaluation)]
     assert over.passed, "the table is there now"
     told = [each for each in result.asset_events if each is not over]
@@ -732,7 +732,7 @@ def test_without_a_key_a_run_of_many_reads_one_tenant_after_the_other(locate):
     for tenant in "abc":
         location.table.insert(3, tenant=tenant)
     (request,) = location.tick().run_requests
-    assert request.tags[TENANTS_TAG] == "3"
+    assert request.tags[TENANT_COUNT_TAG] == "3"
     done = location.requested(request)
     shown = [each.materialization.metadata for each in location.materializations(done)]
     assert [each["rows_inserted"].value for each in shown] == 3 * [1]
@@ -843,7 +843,7 @@ def test_events_that_ended_are_collected_after_their_days_and_none_by_a_dry_run(
     location = locate()
     outbox = Outbox(location.table.deployment.log.engine)
     with outbox.begin_write() as connection:
-        outbox.put(connection, [event(1), event(2)])
+        outbox.record_events(connection, [event(1), event(2)])
         ended = {"state": int(DeliveryState.DELIVERED), "ended_at": NOON}
         connection.execute(sa.update(ISCP_OUTBOX).where(OUTBOX.number == 1).values(**ended))
     days = (datetime.now(timezone.utc) - NOON) / timedelta(days=1)

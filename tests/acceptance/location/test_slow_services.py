@@ -14,7 +14,7 @@ from iscp_dagster.joblog.iterations import FailedStep
 from iscp_dagster.location.assets.iterations import Iterations
 from iscp_dagster.model.states import JobState
 from support.lake.delta_tables import Table
-from support.outbox.memory_runtime import Runtime
+from support.outbox.memory_runtime import FakeRuntime
 from support.services.stack import wait_for
 
 SECONDS = 60
@@ -44,7 +44,7 @@ def gate():
 
 @pytest.fixture
 def table(deployment, gate):
-    runtime = Runtime(handler=gate)
+    runtime = FakeRuntime(handler=gate)
     served = replace(deployment, open_runtime=lambda: runtime)
     return Table.make(served, Mirror(), FullText("name"), services=[TOLD])
 

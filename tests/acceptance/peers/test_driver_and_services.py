@@ -49,17 +49,17 @@ async def test_driver_drives_services(request, tmp_path, maker, duplex):
 @pytest.mark.parametrize("version", [1, 2])
 async def test_the_journey_is_the_same_in_earlier_versions(endpoint, tmp_path, version):
     async with Peer(endpoint.url, duplex=True, version=version) as peer:
-        await faults.journey(peer, tmp_path, Plan())
+        await faults.drive_journey(peer, tmp_path, Plan())
 
 
 @pytest.mark.parametrize("duplex", [False, True], ids=["exchange", "duplex"])
 @pytest.mark.parametrize(
     ("maker", "drive", "entries"),
     [
-        ("new_sdk_peer", faults.journey, faults.JOURNEY_ENTRIES),
-        ("new_peer", faults.journey, faults.JOURNEY_ENTRIES),
-        ("new_peer", faults.errand, faults.ERRAND_ENTRIES),
-        ("new_peer", faults.parallel, faults.PARALLEL_ENTRIES),
+        ("new_sdk_peer", faults.drive_journey, faults.JOURNEY_ENTRIES),
+        ("new_peer", faults.drive_journey, faults.JOURNEY_ENTRIES),
+        ("new_peer", faults.drive_errand, faults.ERRAND_ENTRIES),
+        ("new_peer", faults.drive_parallel, faults.PARALLEL_ENTRIES),
     ],
 )
 async def test_an_invocation_survives_a_crash_at_each_entry(
@@ -93,8 +93,12 @@ def drive_all(new_peer, folder, plans):
 def test_invocations_end_the_same_whatever_goes_wrong(
     new_peer, tmp_path_factory, journey, errand, parallel, many
 ):
-    plans = {faults.journey: journey, faults.errand: errand, faults.parallel: parallel}
-    plans[faults.many] = many
+    plans = {
+        faults.drive_journey: journey,
+        faults.drive_errand: errand,
+        faults.drive_parallel: parallel,
+    }
+    plans[faults.drive_many] = many
     drive_all(new_peer, tmp_path_factory.getbasetemp(), plans)
 
 
@@ -103,7 +107,7 @@ def test_invocations_end_the_same_whatever_goes_wrong(
 def test_restate_sdk_ends_the_same_whatever_goes_wrong(
     new_sdk_peer, tmp_path_factory, journey, many
 ):
-    plans = {faults.journey: journey, faults.many: many}
+    plans = {faults.drive_journey: journey, faults.drive_many: many}
     drive_all(new_sdk_peer, tmp_path_factory.getbasetemp(), plans)
 
 

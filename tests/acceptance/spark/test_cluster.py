@@ -138,7 +138,7 @@ def check_replay(table, proxy, large, make_small, monkeypatch):
     written = next(found)
     found.close()
     check_delivery(written)
-    deployment.log.recover({"dies"})
+    deployment.log.recover_run_jobs({"dies"})
     (job,) = table.jobs()
     assert job.batch.layout["partitions"] == len(HOSTS)
     first = {token: count for token, count in proxy.tokens.items() if token}

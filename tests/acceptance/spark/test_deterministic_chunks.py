@@ -52,7 +52,7 @@ def chunked(table, *others):
     )
     log = reader.delta_log
     range_ = Range(from_=log.get_moment(1), to=log.get_moment(5))
-    (plan,) = reader.plan_tenants(range_)
+    (plan,) = reader.plan_reads_by_tenant(range_)
     assert plan.kind is ReadKind.TAIL
     wanted = ReadRequest(plan=plan, range=range_, layout=LAYOUT)
     frame = reader.make_frame(table.deployment.spark(), wanted, COLUMNS, through_spark=True).frame

@@ -9,7 +9,7 @@ from iscp_dagster.delta.feedscan import plan_rows
 from iscp_dagster.delta.images import ViewRead, build_images, read_images
 from iscp_dagster.delta.log.deltalog import DeltaLog
 from iscp_dagster.delta.reader import TableSelection
-from iscp_dagster.model.declared.images import Stage, Transitions, TriggerConditions
+from iscp_dagster.model.declared.images import ImageSource, Stage, TriggerConditions
 from iscp_dagster.spark.session import get_shared_session
 from support.lake.delta_tables import TYPES, typed_columns, typed_rows
 
@@ -21,7 +21,7 @@ ODD = TYPES | {
     "later": ("TIMESTAMP", "'0001-01-01 00:00:00', '9999-12-31 23:59:59.999999', NULL, NULL"),
     "`U per`": ("STRING", "'Ab', 'aB', '\\ufffd', NULL"),
 }
-VIEW = Transitions(
+VIEW = ImageSource(
     stages=(
         Stage(
             where="d IS NULL OR d = 0 OR NOT d < -0.05 OR i > 0",
@@ -41,7 +41,7 @@ VIEW = Transitions(
         ),
     ]
 )
-NARROW = Transitions(columns=("s", "mp", "d"))
+NARROW = ImageSource(columns=("s", "mp", "d"))
 BOTH = {"a", "é/%20"}
 
 
@@ -79,7 +79,7 @@ def rows(tenant, shift):
     return asked.replace(f"SELECT '{tenant}', id", f"SELECT '{tenant}', id + {shift}", 1)
 
 
-def read_of(spark, table, transitions, tenants, version):
+def read_of(spark, table, image_source, tenants, version):
     fields = table.log.get_facts(version).fields
     types = {each.name: each.type for each in fields}
     selection = TableSelection(
@@ -91,7 +91,7 @@ def read_of(spark, table, transitions, tenants, version):
         tenants=frozenset(tenants),
     )
     return ViewRead.from_schema(
-        selection, fields, transitions, analyze_expressions(spark, "v", fields, transitions)
+        selection, fields, image_source, analyze_expressions(spark, "v", fields, image_source)
     )
 
 
@@ -114,8 +114,8 @@ def told(frame):
 
 def test_the_rows_are_those_that_spark_reads_whatever_their_types(spark, table):
     last, met = table.log.get_latest_moment().version, set()
-    for transitions, tenants, after in ((VIEW, BOTH, 0), (NARROW, {"a"}, 1)):
-        read = read_of(spark, table, transitions, tenants, last)
+    for image_source, tenants, after in ((VIEW, BOTH, 0), (NARROW, {"a"}, 1)):
+        read = read_of(spark, table, image_source, tenants, last)
         ends = table.log.get_moment(after), table.log.get_moment(last)
         expected = told(read_images(spark, read, *ends))
         rows = fed(table, read, after, last)

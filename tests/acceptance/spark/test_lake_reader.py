@@ -372,7 +372,7 @@ def by_arrow(table, after, upto, tenants):
             [(log.get_moment(version), file) for version, file in files],
             output=selection.output,
             identity=selection.identity if selection.keys else selection.ordering,
-            tenant=selection.tenant_column,
+            tenant_column=selection.tenant_column,
             keyed=bool(selection.keys),
         )
     if scan is None:

@@ -11,7 +11,7 @@ from iscp_dagster.delta.expressions import analyze_expressions
 from iscp_dagster.delta.images import ViewRead, read_base, read_images
 from iscp_dagster.delta.log.deltalog import DeltaLog
 from iscp_dagster.delta.reader import TableSelection
-from iscp_dagster.model.declared.images import Stage, Transitions, TriggerConditions
+from iscp_dagster.model.declared.images import ImageSource, Stage, TriggerConditions
 from iscp_dagster.model.errors import ConfigError
 from iscp_dagster.model.moment import Moment
 from iscp_dagster.spark.session import get_shared_session
@@ -46,7 +46,7 @@ def table(spark, tmp_path_factory):
     return SimpleNamespace(path=str(path), log=log, model=model)
 
 
-def read_of(spark, table, transitions, tenants=None):
+def read_of(spark, table, image_source, tenants=None):
     selection = TableSelection(
         path=table.path,
         columns=(),
@@ -55,8 +55,8 @@ def read_of(spark, table, transitions, tenants=None):
         tenants=tenants,
     )
     schema = table.log.get_facts(table.model.gap[0]).fields
-    calculated = analyze_expressions(spark, "the view", schema, transitions)
-    return ViewRead.from_schema(selection, schema, transitions, calculated)
+    calculated = analyze_expressions(spark, "the view", schema, image_source)
+    return ViewRead.from_schema(selection, schema, image_source, calculated)
 
 
 def rows_of(spark, table, read, after, upto, **more):
@@ -85,7 +85,7 @@ def test_rows_are_the_same_however_the_range_is_cut(spark, table):
         ((BIG, HUGE), huge, None, 2),
         ((), amounts, ("amount",), 0),
     ):
-        read = read_of(spark, table, Transitions(stages=stages, columns=columns))
+        read = read_of(spark, table, ImageSource(stages=stages, columns=columns))
         whole = rows_of(spark, table, read, 0, last)
         assert whole == ordered(whole)
         expected = model.images(view, range(1, last + 1))
@@ -103,12 +103,12 @@ def test_rows_are_the_same_however_the_range_is_cut(spark, table):
 
 
 def test_images_are_of_the_tenants_asked_for_and_say_which_conditions_they_meet(spark, table):
-    transitions = Transitions(stages=(BIG,))
-    read = read_of(spark, table, transitions, frozenset({"globex"}))
+    image_source = ImageSource(stages=(BIG,))
+    read = read_of(spark, table, image_source, frozenset({"globex"}))
     last = table.model.gap[0]
     expected = table.model.images(big, range(1, last + 1))
     assert rows_of(spark, table, read, 0, last) == [row for row in expected if row[0] == "globex"]
-    read = read_of(spark, table, Transitions().replace_conditions([HOT, COLD]))
+    read = read_of(spark, table, ImageSource().replace_conditions([HOT, COLD]))
     met = set()
     for each in read_images(spark, read, Moment(0), Moment(last)).collect():
         amount = each["amount"]
@@ -122,8 +122,8 @@ def test_images_are_of_the_tenants_asked_for_and_say_which_conditions_they_meet(
 
 
 def test_a_history_begins_with_the_rows_of_the_view(spark, table):
-    transitions = Transitions(stages=(BIG, HUGE)).replace_conditions([HOT])
-    read = read_of(spark, table, transitions)
+    image_source = ImageSource(stages=(BIG, HUGE)).replace_conditions([HOT])
+    read = read_of(spark, table, image_source)
     at = table.log.get_moment(table.model.gap[0])
     found = read_base(spark, read, at).collect()
     held = {(row["tenant"], row["k"]): {n: row[n] for n in read.output} for row in found}
@@ -150,7 +150,7 @@ def test_keys_written_twice_and_keys_inserted_while_they_exist_are_marked(spark,
     sql("INSERT INTO {t} VALUES (2, 6), (3, 7)")
     selection = TableSelection(path=str(path), columns=(), keys=("k",))
     read = ViewRead.from_schema(
-        selection, DeltaLog(str(path)).get_facts().fields, Transitions(), ()
+        selection, DeltaLog(str(path)).get_facts().fields, ImageSource(), ()
     )
     found = read_images(spark, read, Moment(0), Moment(2)).collect()
     marked = {(row["k"], row["v"]) for row in found if row["_repeats"]}
@@ -163,7 +163,7 @@ def test_keys_written_twice_and_keys_inserted_while_they_exist_are_marked(spark,
     found = read_images(spark, read, Moment(0), Moment(3)).collect()
     assert {row["k"] for row in found} == {1, 2, 3}
     # Rows that the view does not have do not count.
-    outside = replace(read, transitions=Transitions(stages=(Stage(where="v > 5"),)))
+    outside = replace(read, image_source=ImageSource(stages=(Stage(where="v > 5"),)))
     found = read_images(spark, outside, Moment(0), Moment(2)).collect()
     assert {(row["k"], row["_repeats"]) for row in found} == {(2, False), (3, False)}
 
@@ -199,8 +199,8 @@ def test_expressions_that_cannot_be_used_have_one_clear_error_each(spark, table,
     fields = table.log.get_facts().fields
 
     def check(*stages, conditions=()):
-        transitions = Transitions(stages=stages).replace_conditions(conditions)
-        return analyze_expressions(spark, "View shop.trades/big", fields, transitions)
+        image_source = ImageSource(stages=stages).replace_conditions(conditions)
+        return analyze_expressions(spark, "View shop.trades/big", fields, image_source)
 
     for text, fault in FAULTS.items():
         with pytest.raises(ConfigError) as caught:
@@ -227,7 +227,7 @@ def test_expressions_that_cannot_be_used_have_one_clear_error_each(spark, table,
 
 def test_the_calculated_columns_have_types(spark, table):
     found = analyze_expressions(
-        spark, "the view", table.log.get_facts().fields, Transitions(stages=(BIG, HUGE))
+        spark, "the view", table.log.get_facts().fields, ImageSource(stages=(BIG, HUGE))
     )
     assert {each.name: str(each.type) for each in found} == {
         "gross": "decimal(14,4)",

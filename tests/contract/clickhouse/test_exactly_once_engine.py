@@ -128,7 +128,7 @@ class OneJob:
             crash_at("after AFTER")
         except CrashError:
             self.crashes.append(point)
-            self.log.recover({run})
+            self.log.recover_run_jobs({run})
 
     def build(self, *, deletes: int, dies: bool) -> None:
         """Run once from a snapshot, after the source has lost some rows."""
@@ -147,7 +147,7 @@ class OneJob:
         except CrashError:
             dies = True
         if dies:
-            self.log.recover({run})
+            self.log.recover_run_jobs({run})
             return
         put_in_place(store, "a", rows=count, version=self.version, registration=claim.registration)
         complete(self.log, claim, Moment(self.version), {})
@@ -165,9 +165,9 @@ class OneJob:
             range=range_,
             data_type=DataType.SNAPSHOT if staged else DataType.TAIL,
             columns=target.columns,
-            identity=target.columns,
+            delete_columns=target.columns,
             tenant_column="tenant",
-            build=layout["build"],
+            batch_name=layout["build"],
             consumer=IndexConsumer(endpoint=endpoint, target=target, sleep=lambda _: None),
         )
         writer = TaskWriter(

@@ -29,7 +29,7 @@ from iscp_dagster.clickhouse.write.inserts import (
     insert,
 )
 from iscp_dagster.clickhouse.write.letters import DeadLetters
-from iscp_dagster.clickhouse.write.shard_selection import Placement
+from iscp_dagster.clickhouse.write.shard_selection import ShardSelector
 from iscp_dagster.model.batch import Range
 from iscp_dagster.model.declared.sharding import Sharding
 from iscp_dagster.model.errors import IscpError, SchemaError, UnavailableError
@@ -174,7 +174,7 @@ def make_counters(store):
         from_clause=store.find_read_source(),
         columns=("n",),
         bucket="0",
-        tenant="tenant",
+        tenant_expression="tenant",
         tenants=("t0", "t1", "t2"),
     )
     return (
@@ -197,7 +197,7 @@ def count_placed(store):
     by = Sharding(hash_function="cityHash64", key=["n"])
     stored = {"n": store.shape.stored_types["n"]}
     shards = [
-        Placement(endpoint=store.endpoint, name="x", sharding=each, stored_types=stored)
+        ShardSelector(endpoint=store.endpoint, name="x", sharding=each, stored_types=stored)
         for each in by.make_shards(2)
     ]
     return sum(each.select_rows(rows(35)).num_rows for each in shards)

@@ -12,7 +12,7 @@ from iscp_dagster import Mirror, SourceTable
 from iscp_dagster.clickhouse.connect.barrier import Barrier
 from iscp_dagster.clickhouse.connect.endpoint import ClickHouseEndpoint
 from iscp_dagster.clickhouse.connect.failures import ClickHouseError
-from iscp_dagster.clickhouse.tables.generations import IndexData
+from iscp_dagster.clickhouse.tables.generations import IndexGenerations
 from iscp_dagster.model.errors import IscpError
 from iscp_dagster.model.jobs import JobID, NewJob
 from iscp_dagster.planning.job_specs import make_job_specs
@@ -181,7 +181,7 @@ def test_the_number_of_statements_does_not_depend_on_tenants(world, monkeypatch)
 
 @pytest.mark.parametrize("error", [ClickHouseError, ValueError])
 def test_one_whose_data_cannot_be_dropped_holds_up_no_other(world, monkeypatch, error):
-    drop_tenants = IndexData.drop_tenants
+    drop_tenants = IndexGenerations.drop_tenants
 
     def refuse_eu(data, column, tenants):
         if "eu" in tenants:
@@ -190,7 +190,7 @@ def test_one_whose_data_cannot_be_dropped_holds_up_no_other(world, monkeypatch, 
 
     world.register("de")
     world.unregister("eu", "de")
-    monkeypatch.setattr(IndexData, "drop_tenants", refuse_eu)
+    monkeypatch.setattr(IndexGenerations, "drop_tenants", refuse_eu)
     with pytest.raises(IscpError) as caught:
         world.collect()
     assert_names(str(caught.value), "eu is refused")

@@ -16,8 +16,8 @@ from durable_invocations.client.errors import InvocationRefusedError
 from iscp_dagster.api.invocations import open_invocations_client
 from iscp_dagster.cli.checkup import inspect_invocations, run_inspection
 from iscp_dagster.jobservices.runtime_server import (
-    OWN,
-    SERVICES,
+    OWN_DEPLOYMENT_ID,
+    SERVICES_PATH,
     build_settings,
     check_host,
     derive_services_path,
@@ -116,14 +116,14 @@ def test_without_an_address_the_command_that_sets_it_is_named():
 def test_the_own_services_have_one_id_and_only_the_token_reaches_them(client, url):
     """Only a holder of the token can learn their path, and invoke them past the runtime."""
     (own,) = client.deployments()
-    assert own["id"] == OWN
+    assert own["id"] == OWN_DEPLOYMENT_ID
     assert own["uri"] == f"{url}{derive_services_path(TOKEN)}"
     assert [each["name"] for each in own["services"]] == ["Counter", "Desk"]
     discover = {"accept": "application/vnd.restate.endpointmanifest.v1+json"}
-    for path in (SERVICES, f"{SERVICES}/{'0' * 64}"):
+    for path in (SERVICES_PATH, f"{SERVICES_PATH}/{'0' * 64}"):
         answer = httpx.get(f"{url}{path}/discover", headers=discover, trust_env=False)
         assert answer.status_code == 401
-    assert client.register(own["uri"])["id"] == OWN
+    assert client.register(own["uri"])["id"] == OWN_DEPLOYMENT_ID
 
 
 @pytest.mark.parametrize("force", [False, True])
@@ -140,7 +140,7 @@ def test_no_other_address_takes_over_the_own_services(client, force):
         client.register(served.url, force=force)
     assert refused.value.status == 422
     assert client.call("Desk", "double", 2, seconds=DEADLINE) == 4
-    assert [each["id"] for each in client.deployments()] == [OWN]
+    assert [each["id"] for each in client.deployments()] == [OWN_DEPLOYMENT_ID]
 
 
 def test_an_invocation_of_the_own_services_goes_on_at_another_port_and_token(tmp_path):

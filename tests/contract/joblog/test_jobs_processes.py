@@ -179,8 +179,8 @@ def test_of_many_processes_every_call_takes_effect_once(url, orders):
     # Every transition starts from the state in which the previous one ended.
     state = None
     for each in history:
-        assert each.before == state, history
-        state = None if each.event is Event.UNREGISTER else each.after
+        assert each.from_state == state, history
+        state = None if each.event is Event.UNREGISTER else each.to_state
     # The history has exactly the pauses and resumptions whose calls returned True.
     assert counted["pause"] == 1 + done["pause"]
     assert counted["resume"] == 1 + done["resume"]

@@ -223,7 +223,7 @@ def test_jobs_that_were_taken_since_are_left_as_they_are_and_the_others_are_queu
     assert log.list_queued("ticket") == (planned.select_jobs([key("a"), key("d")]),)
     assert log.find_job(key("b")).run_id == "run-1"
     assert lost.keys() == log.enqueue(planned.select_jobs(lost), "another").keys()
-    assert log.find_expired_leases(["another"], 9) == frozenset()
+    assert log.check_or_grant_leases(["another"], 9) == frozenset()
 
 
 def test_an_iteration_is_found_under_the_name_that_it_was_queued_by(make_log):
@@ -259,7 +259,7 @@ def test_an_iteration_is_found_under_the_name_that_it_was_queued_by(make_log):
 def test_only_the_last_claim_counts(log):
     add(log, key())
     (stale,) = log.claim_jobs(over(key()), "run-1", LAYOUT)
-    assert log.recover({"run-1"}) == (key(),)
+    assert log.recover_run_jobs({"run-1"}) == (key(),)
     (claim,) = log.claim_jobs(over(key()), "run-2", LAYOUT)
     before = log.find_job(key())
     for late in (
@@ -327,7 +327,7 @@ def test_the_next_iteration_after_a_success_forgets_its_code_and_counts(log):
 def test_what_a_dead_run_left_is_replayed_before_the_rest_with_its_own_before(log):
     at(log, 5, key())
     log.claim_jobs(over(key(), start=5, to=7), "run-1", {"old": 1})
-    log.recover({"run-1"})
+    log.recover_run_jobs({"run-1"})
     (claim,) = log.claim_jobs(over(key(), start=5, to=9), "run-2", {"new": 2})
     assert (claim.case, claim.previous.range) == (Case.OVERLAPPING, span(5, 7))
     assert [(s.action, s.range, s.layout) for s in claim.steps] == [
@@ -355,7 +355,7 @@ def test_what_a_dead_run_left_is_replayed_before_the_rest_with_its_own_before(lo
 def test_an_unconfirmed_batch_is_taken_whole_by_a_shorter_iteration(log):
     at(log, 5, key())
     log.claim_jobs(over(key(), start=5, to=9), "run-1", LAYOUT)
-    log.recover({"run-1"})
+    log.recover_run_jobs({"run-1"})
     (claim,) = log.claim_jobs(over(key(), start=5, to=7), "run-2", {})
     assert (claim.range, claim.step.action) == (span(5, 9), BatchAction.REPLAY)
     complete(log, claim, moment(9), {})
@@ -365,7 +365,7 @@ def test_an_unconfirmed_batch_is_taken_whole_by_a_shorter_iteration(log):
 def test_an_interrupted_initial_synchronization_starts_from_scratch(log):
     add(log, key())
     log.claim_jobs(over(key(), to=5), "run-1", LAYOUT)
-    log.recover({"run-1"})
+    log.recover_run_jobs({"run-1"})
     (claim,) = log.claim_jobs(over(key(), to=8), "run-2", {})
     assert [(s.action, s.range) for s in claim.steps] == [(BatchAction.INSERT, span(-1, 8))]
     assert claim.previous.range == span(-1, 5)
@@ -400,9 +400,9 @@ def test_recover_frees_the_jobs_of_gone_runs_only(log):
     assert log.list_active_runs(JobState.PENDING) == {"gone too"}
     assert log.list_active_runs(JobState.RUNNING) == {"gone", "alive"}
     assert log.list_active_runs(JobState.COMPLETED) == frozenset()
-    assert log.recover([]) == ()
-    assert log.recover(["gone", "gone too", "unheard of"]) == (key("a"), key("b"))
-    assert log.recover(["gone", "gone too"]) == ()
+    assert log.recover_run_jobs([]) == ()
+    assert log.recover_run_jobs(["gone", "gone too", "unheard of"]) == (key("a"), key("b"))
+    assert log.recover_run_jobs(["gone", "gone too"]) == ()
     states = [job.state.label for job in log.list_jobs()]
     assert states == ["completed", "completed", "running", "completed"]
     assert log.find_job(key("a")).batch.phase is Phase.BEFORE
@@ -440,7 +440,7 @@ def test_repairs_are_counted_until_a_range_is_done(log):
         log.repair([key("a")])
     fail(log, begin_run(6, "run-2"), 1_840, "it goes on")
     assert begin_run(6, "killed").repairs == 2
-    log.recover(["killed"])
+    log.recover_run_jobs(["killed"])
     log.enqueue(over(key("a"), start=5, to=6), "run-3")
     log.refuse("run-3", 1_100, "no answer")
     claim = begin_run(7, "run-4")
@@ -520,7 +520,7 @@ def test_a_dropped_job_is_not_recovered_or_canceled(log):
     log.claim_jobs(over(key()), "gone", LAYOUT)
     log.unregister("acme", name())
     assert log.list_active_runs() == frozenset()
-    assert log.recover({"gone"}) == ()
+    assert log.recover_run_jobs({"gone"}) == ()
     assert log.cancel([key()]) == ()
 
 
@@ -564,5 +564,5 @@ def test_more_jobs_than_one_statement_takes_are_claimed_and_recovered(log, monke
     assert len(claims) == 100
     assert log.count()[JobState.RUNNING] == 100
     assert len(log.cancel(row.key for row in rows[:10])) == 10
-    assert len(log.recover({"run-1"})) == 90
+    assert len(log.recover_run_jobs({"run-1"})) == 90
     assert log.flush({row.key: span(0, 3) for row in rows}) == 0

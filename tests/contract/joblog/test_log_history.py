@@ -108,7 +108,7 @@ def test_usage_charges_the_time_of_what_was_canceled_or_lost(log):
     for each in "abc":
         log.claim_jobs(over(key(each), start=5, to=7), f"run-{each}", LAYOUT)
     log.cancel([key("a")])
-    log.recover({"run-b"})
+    log.recover_run_jobs({"run-b"})
     log.mark_stranded("t-1", 10_220, "gone")
     cut = {each.name: each for each in log.read_usage() if each.canceled}
     assert list(cut) == [name("a"), name("b"), name("c")]
@@ -120,7 +120,7 @@ def test_history_tells_of_a_run_that_is_gone(log, hand):
     add(log, key())
     log.claim_jobs(over(key()), "run-1", LAYOUT)
     hand.now += log.leases.run + 1
-    log.reclaim()
+    log.expire_unleased_jobs()
     last = log.read_history()[-1]
     assert (last.event.value, last.code, last.interrupted) == ("recover", 1_700, True)
     assert_names(last.message, "run-1")
@@ -141,7 +141,7 @@ def test_who_shares_a_scan_bears_a_part_of_its_time(log):
 def test_what_was_canceled_is_charged_for_what_it_had_counted(log):
     at(log, 5, key("a"))
     log.claim_jobs(over(key("a"), start=5, to=7), "run-1", LAYOUT)
-    log.recover({"run-1"})
+    log.recover_run_jobs({"run-1"})
     # The replay of the batch that run-1 left comes first, as a separate step.
     (claim,) = log.claim_jobs(over(key("a"), start=5, to=9), "run-2", LAYOUT)
     assert len(claim.steps) == 2

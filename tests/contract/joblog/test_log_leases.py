@@ -26,14 +26,14 @@ def test_what_nobody_keeps_is_freed_and_what_somebody_keeps_is_not(log, hand):
     log.enqueue(over(key("queued")), "ticket-1")
     log.enqueue(over(key("dispatched")), "ticket-2")
     hand.now += log.leases.run
-    assert log.reclaim() == ()
+    assert log.expire_unleased_jobs() == ()
     log.renew_leases(["run-1"], log.leases.run)
     hand.now += 0.5
-    assert log.reclaim() == (key("left"),)
+    assert log.expire_unleased_jobs() == (key("left"),)
     hand.now += log.leases.queued - log.leases.run
     log.renew_leases(["run-1", "ticket-2"], 1.0)
-    assert log.reclaim() == (key("queued"),)
-    assert log.reclaim() == ()
+    assert log.expire_unleased_jobs() == (key("queued"),)
+    assert log.expire_unleased_jobs() == ()
     assert states(log) == {
         "kept": "running",
         "left": "completed",
@@ -52,7 +52,7 @@ def test_a_run_that_is_gone_is_counted_and_waited_for_and_one_that_never_ran_is_
         log.claim_jobs(over(key("ran")), f"run-{lost}", LAYOUT)
         log.enqueue(over(key("queued")), f"ticket-{lost}")
         hand.now += log.leases.queued + 1
-        assert log.reclaim() == (key("queued"), key("ran"))
+        assert log.expire_unleased_jobs() == (key("queued"), key("ran"))
         lost += 1
         ran, queued = log.find_job(key("ran")).status, log.find_job(key("queued")).status
         assert (ran.code, ran.attempts) == (RunGoneError.code, lost)
@@ -97,26 +97,26 @@ def test_one_owner_has_a_lease_until_it_lets_it_run_out(log, hand):
 
 
 def test_what_was_never_heard_of_gets_time_to_be_heard_of(log, hand):
-    assert log.find_expired_leases(["a", "b"], unseen=60) == frozenset()
+    assert log.check_or_grant_leases(["a", "b"], unseen=60) == frozenset()
     hand.now += 59
     log.renew_leases(["b"], 30)
-    assert log.find_expired_leases(["a", "b", "c"], unseen=60) == frozenset()
+    assert log.check_or_grant_leases(["a", "b", "c"], unseen=60) == frozenset()
     hand.now += 2
-    assert log.find_expired_leases(["a", "b"], unseen=60) == {"a"}
+    assert log.check_or_grant_leases(["a", "b"], unseen=60) == {"a"}
     hand.now += 30
-    assert log.find_expired_leases(["a", "b"], unseen=60) == {"a", "b"}
-    assert log.find_expired_leases([], unseen=60) == frozenset()
+    assert log.check_or_grant_leases(["a", "b"], unseen=60) == {"a", "b"}
+    assert log.check_or_grant_leases([], unseen=60) == frozenset()
 
 
 def test_a_run_that_stood_still_and_wakes_up_has_lost_what_was_taken_meanwhile(log, hand):
     add(log, key("taken"), key("untouched"))
     stale, mine = log.claim_jobs(over(key("taken"), key("untouched")), "run-1", LAYOUT)
     hand.now += log.leases.run + 1
-    log.recover(["nobody"])
+    log.recover_run_jobs(["nobody"])
     log.renew_leases(["run-1"], log.leases.run)
-    assert log.reclaim() == ()
+    assert log.expire_unleased_jobs() == ()
     hand.now += log.leases.run + 1
-    log.reclaim()
+    log.expire_unleased_jobs()
     (heir,) = log.claim_jobs(over(key("taken")), "run-2", LAYOUT)
     log.renew_leases(["run-1"], log.leases.run)
     for claim in (stale, mine):
@@ -136,7 +136,7 @@ def test_a_clock_that_goes_wrong_takes_no_lease_away(make_log):
     add(ahead, key("a"), key("b"))
     behind.claim_jobs(over(key("a")), "run-1", LAYOUT)
     ahead.claim_jobs(over(key("b")), "run-2", LAYOUT)
-    assert ahead.reclaim() == behind.reclaim() == ()
+    assert ahead.expire_unleased_jobs() == behind.expire_unleased_jobs() == ()
     assert states(log) == {"a": "running", "b": "running"}
 
 
@@ -149,7 +149,7 @@ def test_the_databases_clock_runs(make_log):
     real.renew_leases(["run-2"], 3_600)
     freed, until = (), time.monotonic() + DEADLINE
     while not freed and time.monotonic() < until:
-        freed = real.reclaim()
+        freed = real.expire_unleased_jobs()
     assert freed == (key("left"),)
     assert states(real) == {"left": "completed", "kept": "running"}
 
@@ -166,5 +166,5 @@ def test_who_begins_while_a_lease_is_found_run_out_keeps_the_job(make_log, hand,
         "find_unleased_runs",
         lambda: (found(), other.claim_jobs(over(key()), "run", LAYOUT, queued_as="ticket"))[0],
     )
-    assert log.reclaim() == ()
+    assert log.expire_unleased_jobs() == ()
     assert states(log) == {"mirror": "running"}

@@ -46,8 +46,12 @@ def test_an_interruption_cancels_what_is_queued_or_runs_and_names_its_runs(log):
     log.enqueue(over(key("b")), "ticket")
     results = [log.update("acme", name(j), SpecUpdate(priority=5), interrupt=True) for j in "abc"]
     assert results == [
-        SpecUpdateResult(keys=(key("a"),), runs=frozenset({"run-1"}), changed=True),
-        SpecUpdateResult(keys=(key("b"),), runs=frozenset({"ticket"}), changed=True),
+        SpecUpdateResult(
+            interrupted_jobs=(key("a"),), interrupted_runs=frozenset({"run-1"}), changed=True
+        ),
+        SpecUpdateResult(
+            interrupted_jobs=(key("b"),), interrupted_runs=frozenset({"ticket"}), changed=True
+        ),
         SpecUpdateResult(changed=True),
     ]
     assert [job.state.label for job in log.list_jobs()] == ["canceled", "canceled", "completed"]
@@ -311,8 +315,8 @@ def test_jobs_are_carried_over_to_the_table_that_took_their_tables_place(log):
     new = [key("a", table_id="t-2"), key("b", table_id="t-2"), key("c", "globex", "t-2")]
     # A job that a person has already registered for the new table is not changed.
     log.register("acme", name("b"), "t-2", spec("b", priority=3))
-    assert log.migrate_jobs("t-1", "t-2") == (new[0], new[2])
-    assert log.migrate_jobs("t-1", "t-2") == ()
+    assert log.reregister_jobs("t-1", "t-2") == (new[0], new[2])
+    assert log.reregister_jobs("t-1", "t-2") == ()
     jobs = {job.key: job for job in log.list_jobs()}
     assert set(jobs) == {*new, key("other", table_id="t-3")}
     assert [jobs[each].priority for each in new] == [7, 3, 0]
@@ -326,7 +330,7 @@ def test_a_paused_job_is_carried_over_paused_and_loses_its_run(log):
     add(log, key("a"), key("b"))
     log.pause("acme", name("a"))
     (claim,) = log.claim_jobs(over(key("b")), "run-1", LAYOUT)
-    assert len(log.migrate_jobs("t-1", "t-2")) == 2
+    assert len(log.reregister_jobs("t-1", "t-2")) == 2
     assert [job.key.job_name for job in log.list_jobs() if job.paused_at] == ["a"]
     with pytest.raises(FenceError):
         complete(log, claim, moment(5), {})

@@ -430,7 +430,7 @@ def test_a_second_server_at_a_socket_ends_and_leaves_the_first_one_s_runs_alone(
     served, monkeypatch
 ):
     run, _ = served.launch_waiting()
-    monkeypatch.setattr(server_address, "TAKE_SECONDS", 0)
+    monkeypatch.setattr(server_address, "LOCK_SECONDS", 0)
     with pytest.raises(SystemExit) as caught:
         server.main(served.socket)
     assert_names(caught.value.code, served.socket, f"{served.socket}.lock")

@@ -97,7 +97,7 @@ def catch_up(table):
 
     Tenants of one run may come apart so when it dies.
     """
-    table.deployment.log.recover({"killed"})
+    table.deployment.log.recover_run_jobs({"killed"})
     outcomes = [
         outcome
         for tenant in TENANTS

@@ -23,7 +23,7 @@ from iscp_dagster.serviceconsumers import invoking
 from iscp_dagster.serviceconsumers.consumer import InvokingConsumer
 from iscp_dagster.serviceconsumers.errors import InvocationFailedError
 from iscp_dagster.serviceconsumers.runtime_client import RuntimeClient, open_runtime
-from iscp_dagster.serviceconsumers.runtime_protocol import InvocationGoingError
+from iscp_dagster.serviceconsumers.runtime_protocol import InvocationUnsettledError
 from runtime_support.endpoints.lying_runtimes import LIES, http, lied_to
 from runtime_support.endpoints.scripted_service import Scripted
 from support.errors import assert_names, raises_naming
@@ -157,7 +157,7 @@ def test_a_paused_invocation_is_temporary_and_attached_to_once_it_is_resumed(liv
     services = RuntimeClient(live.client)
     retriever = consume(services, endpoint, ["acme"], table_id="pauses")
     error = retriever.refused["acme"]
-    assert type(error) is InvocationGoingError
+    assert type(error) is InvocationUnsettledError
     (paused,) = live.client.invocations(status="paused")
     assert_names(str(error), paused["id"], "paused", 500, "the ledger is locked")
     STATE["pauses"] = ""
@@ -230,7 +230,7 @@ def test_a_handler_that_the_runtime_forgot_is_registered_again_by_the_next_itera
     forgotten = consume(services, endpoint, table_id="after")
     # Whichever tenant comes first; the other one may find it again already.
     (first, *_) = forgotten.refused.values()
-    assert type(first) is InvocationGoingError
+    assert type(first) is InvocationUnsettledError
     assert_names(str(first), "Trades/booked")
     assert not any(error.permanent for error in forgotten.refused.values())
     again = consume(services, endpoint, table_id="after")
@@ -245,7 +245,7 @@ def test_a_purged_invocation_is_invoked_anew_by_the_next_iteration(live, endpoin
     state = services.poll_invocation(sent, 20)
     assert (state.ended, state.failed) == (True, False)
     live.client.purge(sent.id)
-    with raises_naming(InvocationGoingError, sent.id):
+    with raises_naming(InvocationUnsettledError, sent.id):
         services.poll_invocation(sent, 0)
     assert replace(sent, status="x").is_new
 

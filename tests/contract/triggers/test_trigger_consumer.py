@@ -41,7 +41,7 @@ class Broken(Outbox):
     """Puts the events, then fails as the database may."""
 
     def put(self, connection, events, *, bounds=None):
-        super().put(connection, events, bounds=bounds)
+        super().record_events(connection, events, bounds=bounds)
         raise sa.exc.OperationalError("INSERT", {}, Exception("the disk is full"))
 
 
@@ -111,7 +111,7 @@ def test_a_failure_after_the_events_were_put_leaves_nothing_and_the_range_comes_
         alerts.consume(sink, outbox=Broken(alerts.log.engine))
     assert (alerts.events(), alerts.active()) == ([], before)
     assert alerts.watermarks() == {"acme": 0, "globex": 0}
-    alerts.log.recover(["run"])
+    alerts.log.recover_run_jobs(["run"])
     alerts.iterate(4)
     assert len(alerts.events()) == 4
 
@@ -150,7 +150,7 @@ def test_a_full_outbox_fails_the_tenant_for_now_and_nothing_of_it_is_written_or_
     assert_names(str(error), "large_trade")
     assert alerts.watermarks() == {"acme": 1, "globex": 0}
     assert (alerts.held("globex").upto, alerts.active()) == (0, {A1, A2})
-    alerts.log.recover(["run"])
+    alerts.log.recover_run_jobs(["run"])
     alerts.pending = 10
     alerts.iterate(4, "globex")
     assert alerts.events() == [("MATCH", "acme", A1, 1), ("MATCH", "globex", B1, 1)]

@@ -74,7 +74,7 @@ def test_the_next_run_gives_the_events_that_the_dead_one_did_not(log, point):
     committed = point == ("after", "commit")
     assert alerts.watermarks() == dict.fromkeys(["acme", "globex"], 1 if committed else 0)
     assert len(alerts.events()) == int(committed)
-    alerts.log.recover(["dead"])
+    alerts.log.recover_run_jobs(["dead"])
     alerts.iterate(2)
     a1, b1 = '["acme","1"]', '["globex","1"]'
     assert sorted(alerts.events()) == [

@@ -21,7 +21,7 @@ def outbox(request, tmp_path, watch):
     if request.param == "postgresql":
         url = request.getfixturevalue("postgres")
     outbox = Outbox(open_engine(url), clock=watch)
-    outbox.ensure()
+    outbox.ensure_log_tables()
     yield outbox
     METADATA.drop_all(outbox.engine)
     outbox.engine.dispose()

@@ -145,9 +145,11 @@ def test_a_person_pauses_and_resumes_an_endpoint_and_a_sender_does_not_undo_it(o
     outbox.take_leases(["alerts"], "sender-1", 30)
     seen = outbox.list_endpoints()["alerts"]
     assert (seen.active, seen.health) == (True, EndpointHealth())
-    failed = replace(seen, health=EndpointHealth(in_a_row=3, failing_since=outbox.clock()))
+    failed = replace(
+        seen, health=EndpointHealth(consecutive_refusals=3, failing_since=outbox.clock())
+    )
     end(outbox, again(outbox, 600), "alarm-1", status=404, endpoint=failed)
-    assert outbox.list_endpoints()["alerts"].health.in_a_row == 3
+    assert outbox.list_endpoints()["alerts"].health.consecutive_refusals == 3
     assert outbox.pause("alerts").state == "paused"
     refused = replace(failed, state=EndpointChange.PAUSE.value, reason="refused")
     outbox.record(refused, [])

@@ -10,7 +10,7 @@ from support.outbox.outbox_events import event, put, result
 
 def test_no_statement_of_a_sender_or_a_trigger_scans_the_outbox(tmp_path):
     outbox = Outbox(open_engine(f"sqlite:///{tmp_path}/log.db"))
-    outbox.ensure()
+    outbox.ensure_log_tables()
     statements = {}
 
     @sa.event.listens_for(outbox.engine, "before_cursor_execute")
@@ -30,7 +30,7 @@ def test_no_statement_of_a_sender_or_a_trigger_scans_the_outbox(tmp_path):
     )
     (work, *_) = outbox.prepare_work("alerts", room=3, busy=())
     for message in (*batch.messages, *work.messages):
-        outbox.record(outbox.list_endpoints()["alerts"], [result(outbox, message)])
+        outbox.record_attempts(outbox.list_endpoints()["alerts"], [result(outbox, message)])
     outbox.resend_event("alarm-1")
     outbox.prune(outbox.clock())
     assert len(statements) > 12

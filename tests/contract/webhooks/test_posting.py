@@ -184,7 +184,7 @@ async def test_an_answer_that_is_cut_short_does_not_count(cut):
 
     async with posting(answer) as (receiver, sending):
         (answer,) = await post(sending, 1)
-    assert (answer.status, answer.accepted, answer.is_refusal) == (None, False, False)
+    assert (answer.status, answer.accepted, answer.is_endpoint_refusal) == (None, False, False)
     assert_names(answer.text, "body")
 
 

@@ -49,7 +49,7 @@ async def test_a_killed_sender_sends_again_only_what_was_not_recorded(
 ):
     log_url = f"sqlite:///{tmp_path}/log.db"
     outbox = Outbox(open_engine(log_url), clock=get_utc_now)
-    outbox.ensure()
+    outbox.ensure_log_tables()
     put(outbox, *(event(number, key=number % KEYS) for number in range(EVENTS)))
 
     async def answer_slowly(_):

@@ -78,7 +78,7 @@ def test_every_event_arrives_while_sender_and_receiver_are_killed(
         return subprocess.Popen(commands[name], **options, **quiet)
 
     outbox = Outbox(open_engine(log_url))
-    outbox.ensure()
+    outbox.ensure_log_tables()
     running = {name: start(name) for name in commands}
     kills, sent, end = 0, 0, time.monotonic() + SECONDS
 

@@ -49,7 +49,7 @@ def url(request, tmp_path):
 
 async def test_the_sender_runs_beside_a_server_until_that_ends(url):
     outbox = Outbox(open_engine(url))
-    outbox.ensure()
+    outbox.ensure_log_tables()
     loads = []
 
     async with receiving() as receiver:

@@ -41,7 +41,7 @@ def once_after_ack(lines: Iterable[str]) -> dict[str, int]:
     return effects
 
 
-async def journey(peer: Peer, folder: Path, plan: Plan) -> Invocation:
+async def drive_journey(peer: Peer, folder: Path, plan: Plan) -> Invocation:
     """Drive the handler that makes entries of many kinds."""
     number = next(NEW)
     file = folder / f"journey {number}"
@@ -52,14 +52,14 @@ async def journey(peer: Peer, folder: Path, plan: Plan) -> Invocation:
     return invocation
 
 
-async def many(peer: Peer, folder: Path, plan: Plan) -> Invocation:
+async def drive_many(peer: Peer, folder: Path, plan: Plan) -> Invocation:
     """Drive the handler that issues its calls at once and then awaits each."""
     invocation = peer.begin("Steps", "many", NAMES, plan=plan)
     assert await peer.result(invocation) == [f"hello {name}" for name in NAMES]
     return invocation
 
 
-async def errand(peer: Peer, _: Path, plan: Plan) -> Invocation:
+async def drive_errand(peer: Peer, _: Path, plan: Plan) -> Invocation:
     """Drive the handler that makes the entries of version 3."""
     name = f"e{next(NEW)}"
     invocation = peer.begin("Newer", "errand", name, plan=plan)
@@ -71,7 +71,7 @@ PARALLEL = ["run 0", "run 1", "run 2", "hello you", "run 3", None, "again"]
 PARALLEL_ENTRIES = 10
 
 
-async def parallel(peer: Peer, folder: Path, plan: Plan) -> Invocation:
+async def drive_parallel(peer: Peer, folder: Path, plan: Plan) -> Invocation:
     """Drive the handler that runs several things at once."""
     file = folder / f"parallel {next(NEW)}"
     invocation = peer.begin("Newer", "parallel", str(file), plan=plan)

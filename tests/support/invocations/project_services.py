@@ -8,7 +8,7 @@ from typing import Any
 
 from durable_invocations import (
     Context,
-    KeyedRequest,
+    IdempotentRequest,
     RunRetry,
     Service,
     TerminalError,
@@ -231,7 +231,7 @@ async def errand(ctx: Context, name: str) -> dict[str, Any]:
     call = ctx.call("Steps", "greet", name, idempotency_key=name)
     called = await call.invocation_id()
     hello = await call
-    request = KeyedRequest(service="Steps", handler="greet", idempotency_key=name)
+    request = IdempotentRequest(service="Steps", handler="greet", idempotency_key=name)
     attached = await ctx.gather(ctx.attach(called), ctx.attach(call), ctx.attach(request))
     ended = await ctx.output(called)
     stuck_call = ctx.call("Newer", "stuck")

@@ -76,7 +76,7 @@ def add(log: SqlLog, *keys: JobKey) -> None:
 
 
 def advance(log: SqlLog, claim: Claim, counts: Mapping[str, int]) -> Claim:
-    """Return the claim of the next step. Raises FenceError, as the next two do."""
+    """Return the claim of the next step. Raises FenceError."""
     step = WrittenStep(claim=claim, to=claim.step.range.to, counts=counts)
     return _get_outcome(log.advance([step]), claim)
 

@@ -211,7 +211,7 @@ class Alerts:
             range=range_,
             data_type=DataType.SNAPSHOT if whole else DataType.TAIL,
             columns=COLUMNS,
-            identity=("desk", "id"),
+            delete_columns=("desk", "id"),
             tenant_column=self.source.tenant,
             others=True,
         )

@@ -95,7 +95,7 @@ def make_scan(
         range=Range(from_=Moment(since), to=Moment(upto)),
         data_type=DataType.SNAPSHOT if staged else DataType.TAIL,
         columns=target.columns,
-        identity=target.columns,
+        delete_columns=target.columns,
         tenant_column=target.tenant,
         consumer=IndexConsumer(
             endpoint=store.endpoint, target=target, placement=store.placement, sleep=lambda _: None
@@ -157,7 +157,9 @@ def put_in_place(
     store: IndexStore, tenant: str, *, rows: int, version: int, registration: int = 7
 ) -> None:
     registrations = {tenant: registration}
-    _raise_first(store.replace({tenant: rows}, version=version, registrations=registrations))
+    _raise_first(
+        store.publish_tenants({tenant: rows}, version=version, registrations=registrations)
+    )
 
 
 def _raise_first(errors: Mapping[str, IscpError]) -> None:

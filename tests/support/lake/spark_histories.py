@@ -210,7 +210,7 @@ def _ignore_checksums(_folder: str, names: list[str]) -> list[str]:
 
 
 def _describe(step: Step) -> str:
-    """A text of a step that is another for another step."""
+    """A text that differs for different steps."""
     if isinstance(step, str):
         return step
     function = step.run if isinstance(step, IndexStep) else step

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from iscp_dagster.clickhouse.types.cells import CELLS, FAMILIES
-from iscp_dagster.clickhouse.types.default_types import PRIMITIVES
+from iscp_dagster.clickhouse.types.default_types import DEFAULT_TYPES
 from iscp_dagster.clickhouse.types.storage import LOW_CARDINALITY
 from iscp_dagster.clickhouse.types.type_parser import GEO
 
@@ -56,7 +56,7 @@ def _list_rows() -> Iterator[tuple[str, ...]]:
         names = [name for name, its_family in FAMILIES.items() if its_family == family] or [
             "decimal(p,s)"
         ]
-        defaults = [PRIMITIVES.get(name, "Decimal(p, s)") for name in names]
+        defaults = [DEFAULT_TYPES.get(name, "Decimal(p, s)") for name in names]
         delta, default = (", ".join(f"`{name}`" for name in line) for line in (names, defaults))
         for number, cell in enumerate(cells):
             yield delta, default if number == 0 else "", cell.label, cell.domain

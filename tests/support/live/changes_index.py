@@ -7,7 +7,7 @@ from iscp_dagster import SourceTable
 from iscp_dagster.clickhouse.connect.quoting import quote_string
 from iscp_dagster.clickhouse.kinds.changes import Changes
 from iscp_dagster.clickhouse.tables.ddl import SETTINGS, IndexShape
-from iscp_dagster.clickhouse.tables.generations import IndexData
+from iscp_dagster.clickhouse.tables.generations import IndexGenerations
 from iscp_dagster.joblog.iterations import Iteration, WrittenStep
 from iscp_dagster.model.declared.images import IMAGE_FIELDS, ChangeKind
 from iscp_dagster.model.declared.schema import DeltaField, Primitive
@@ -62,7 +62,7 @@ class ImageTable:
 
     def drop(self):
         shape = self.shape()
-        data = IndexData(endpoint=self.endpoint, database=shape.database, view=shape.view)
+        data = IndexGenerations(endpoint=self.endpoint, database=shape.database, view=shape.view)
         data.drop_index()
 
     @property

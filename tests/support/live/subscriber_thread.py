@@ -5,7 +5,7 @@ import threading
 import time
 from contextlib import contextmanager
 
-from iscp_dagster.serve.access import EVERYONE
+from iscp_dagster.serve.access import ALL_TENANTS_VIEWER
 from iscp_dagster.serve.catalog import read_catalog
 from iscp_dagster.serve.live.service import SubscriberContext, SubscriptionService
 
@@ -35,7 +35,7 @@ def following(deployment, source, name, **arguments):
 
     async def follow():
         service = SubscriptionService(log=deployment.log)
-        context = SubscriberContext(viewer=EVERYONE, on_lost=lambda _: None)
+        context = SubscriberContext(viewer=ALL_TENANTS_VIEWER, on_lost=lambda _: None)
         async for message in service.subscribe(served, arguments, context):
             follower.messages.append(message)
 

@@ -34,7 +34,7 @@ SCHEMA = pa.schema(
 
 
 @dataclass
-class Runtime:
+class FakeRuntime:
     """Invokes at once: `handler` gets the body, and returns a failure, "paused", or nothing."""
 
     handler: Callable[[dict[str, Any]], str | None] = lambda _: None
@@ -99,7 +99,7 @@ def declare_trades(consumer: ServiceConsumer) -> SourceTable:
 
 
 def make_consumer(
-    runtime: Runtime, declared: ServiceConsumer | None = None, **changes: Any
+    runtime: FakeRuntime, declared: ServiceConsumer | None = None, **changes: Any
 ) -> InvokingConsumer:
     """Return a consumer that never loses a job, unless `changes` say otherwise."""
     declared = declared or declare_consumer()
@@ -148,7 +148,7 @@ def retriever_of(
         range=Range(from_=Moment(span[0]), to=Moment(span[1])),
         data_type=DataType.SNAPSHOT if snapshot else DataType.TAIL,
         columns=("desk", "id", "amount"),
-        identity=("desk", "id"),
+        delete_columns=("desk", "id"),
         tenant_column="desk",
         others=True,
     )

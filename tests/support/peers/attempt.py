@@ -57,7 +57,7 @@ class Attempt:
         self._acked: set[int] = set()
         self._closing = False
 
-    def start(self) -> list[Packet]:
+    def build_opening(self) -> list[Packet]:
         """Return the messages that open the stream: StartMessage and the journal."""
         invocation, state = self.invocation, self.world.stored(self.invocation)
         eager = invocation.plan.eager or (lambda _: False)
@@ -82,7 +82,7 @@ class Attempt:
         invocation = self.invocation
         invocation.on_completion, invocation.changed = self._ready.append, asyncio.Event()
         try:
-            await self._open(b"".join(each.bytes() for each in self.start()))
+            await self._open(b"".join(each.bytes() for each in self.build_opening()))
             await self._follow()
         except CutError:
             return Ending.BROKEN

@@ -16,7 +16,7 @@ UP, DOWN = "up", "down"
 
 
 @dataclass
-class Wire:
+class CuttingProxy:
     """Cuts every connection once `left` more bytes have gone one way; then it is whole again."""
 
     way: str = ""
@@ -69,8 +69,8 @@ class Wire:
 
 
 @asynccontextmanager
-async def wired(url: str) -> AsyncIterator[tuple[Wire, str]]:
+async def wired(url: str) -> AsyncIterator[tuple[CuttingProxy, str]]:
     """Run a wire to the address until the end of the block; yield it, and its own address."""
-    wire = Wire()
+    wire = CuttingProxy()
     async with raw_peer(partial(wire.join, urlsplit(url))) as wire_url:
         yield wire, wire_url

@@ -171,7 +171,7 @@ def _arrow(schema: Any) -> pa.Schema | None:
 
 
 def snapshot(_spark: NearSpark, selection: TableSelection, at: Moment) -> Frame:
-    """Do what `reader.snapshot` does."""
+    """Do what `reader.read_snapshot` does."""
     table = DeltaTable(selection.path, version=at.version).to_pyarrow_table()
     rows = _of_tenants(pa.table(table).to_pylist(), selection)
     stamps = {VERSION: at.version, TIMESTAMP: at.micros, DELETED: False}
@@ -186,7 +186,7 @@ def changes(
     *,
     partitions: int = 1,
 ) -> Frame:
-    """Do what `reader.changes` does."""
+    """Do what `reader.read_changes` does."""
     if selection.folded:
         pytest.fail("Keys whose case makes no difference are for Spark itself.")
     log = DeltaLog(selection.path, selection.tenant_column)

@@ -19,7 +19,7 @@ class Crash(BaseException):
 
 
 @dataclass
-class Life:
+class CrashPoint:
     """The life of a process that dies before or after the n-th call of a method, from 1."""
 
     when: str
@@ -38,10 +38,10 @@ class Life:
             raise Crash
 
 
-class Mortal:
+class CrashingProxy:
     """A log or a store whose calling process dies as `life` says."""
 
-    def __init__(self, inner: Any, life: Life) -> None:
+    def __init__(self, inner: Any, life: CrashPoint) -> None:
         self._inner, self._life = inner, life
 
     def __getattr__(self, name: str) -> Any:
@@ -56,17 +56,17 @@ class Mortal:
         return call
 
 
-def mortal(table: Table, life: Life) -> Table:
+def make_crashing_table(table: Table, life: CrashPoint) -> Table:
     """The table in a process that dies at a call of its log or of its state store."""
     deployment = table.deployment
     states = deployment.open_state_store
-    stores = {} if states is None else {"open_state_store": lambda: Mortal(states(), life)}
-    log: Any = Mortal(deployment.log, life)
+    stores = {} if states is None else {"open_state_store": lambda: CrashingProxy(states(), life)}
+    log: Any = CrashingProxy(deployment.log, life)
     return replace(table, deployment=replace(deployment, log=log, **stores))
 
 
-def dies(table: Table, iteration: Iteration, life: Life) -> None:
+def run_until_crash(table: Table, iteration: Iteration, life: CrashPoint) -> None:
     """Run the iteration as a Dagster run does, in a process that dies before it is done."""
-    deployment = mortal(table, life).deployment
+    deployment = make_crashing_table(table, life).deployment
     with pytest.raises(Crash):
         list(iterate(deployment, table.source, iteration, run_id="dead"))

@@ -452,7 +452,7 @@ class TestChangedTenants:
         assert log.list_changed_tenants(2, 3) == set()
         assert log.has_unnamed_changes(2, 3)
         assert log.list_feed_files(2, 3, {"a"}) == []
-        assert log.list_probes(3) == [(null, "orphan.parquet")]
+        assert log.list_opened_files(3) == [(null, "orphan.parquet")]
         assert log.get_unnamed_size() is None
         # The removed rows had no tenant either.
         assert log.has_only_adds(2, 3, {"a"})

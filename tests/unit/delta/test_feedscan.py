@@ -97,7 +97,7 @@ def plan_scan(folder, files, facts=None, *, output, identity=("tenant", "k"), ke
         list(files),
         output=output,
         identity=identity,
-        tenant="tenant",
+        tenant_column="tenant",
         keyed=keyed,
     )
 

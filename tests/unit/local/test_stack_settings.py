@@ -21,7 +21,7 @@ import pytest
 import typer
 from typer.testing import CliRunner
 
-from iscp_dagster.api.environment import get_endpoints
+from iscp_dagster.api.environment import parse_clickhouse_endpoints
 from iscp_dagster.cli import main as cli
 from iscp_dagster.cli import stack as stack_commands
 from iscp_dagster.joblog.sql.log import SqlLog
@@ -95,10 +95,10 @@ def test_children_reach_the_embedded_services() -> None:
 def test_services_of_the_users_own_replace_embedded_ones(tmp_path) -> None:
     own = settings(clickhouse_url="https://ch.example.org", spark_remote="sc://spark:15002")
     assert build_child_environment(own, {})["CLICKHOUSE_URL"] == "https://ch.example.org"
-    assert plan.list_own_services(own) == ("dagster", "graphql", "invocations")
+    assert plan.list_embedded_services(own) == ("dagster", "graphql", "invocations")
     urls = "http://u:secret@one:1, http://two:2"
     own = plan.resolve(tmp_path, {}, {"CLICKHOUSE_URLS": urls})
-    assert plan.list_own_services(own) == ("spark", "dagster", "graphql", "invocations")
+    assert plan.list_embedded_services(own) == ("spark", "dagster", "graphql", "invocations")
     child = build_child_environment(own, {})
     assert (child["CLICKHOUSE_URL"], child["CLICKHOUSE_URLS"]) == ("http://u:secret@one:1", urls)
     with raises_naming(ConfigError, "http://three:3", "http://one:1"):
@@ -109,13 +109,15 @@ def test_a_command_finds_the_servers_that_the_stack_was_started_for(monkeypatch)
     one = ServiceState(name="clickhouse", condition=Condition.EXTERNAL, address="http://one:1")
     up = stack("/h", one, clickhouse_urls="http://one:1 http://two:2")
     monkeypatch.setattr(environment, "find_running_stack", lambda _: up)
-    endpoints = get_endpoints(environment.add_stack_variables({}))
+    endpoints = parse_clickhouse_endpoints(environment.add_stack_variables({}))
     assert [endpoint.host for endpoint in endpoints] == ["one", "two"]
     # A setting that contains the passwords takes precedence, and must name the same servers.
     own = environment.add_stack_variables({"CLICKHOUSE_URLS": "http://u:secret@one:1 http://two:2"})
-    assert get_endpoints(own)[0].password == "secret"
+    assert parse_clickhouse_endpoints(own)[0].password == "secret"
     with raises_naming(ConfigError, "http://other:1", "http://one:1"):
-        get_endpoints(environment.add_stack_variables({"CLICKHOUSE_URL": "http://other:1"}))
+        parse_clickhouse_endpoints(
+            environment.add_stack_variables({"CLICKHOUSE_URL": "http://other:1"})
+        )
 
 
 def test_a_free_port_is_chosen_when_the_usual_one_is_taken() -> None:
@@ -573,9 +575,9 @@ def test_addresses_carry_the_secrets_to_children_and_commands(tmp_path, monkeypa
     assert mine.items() <= environment.add_stack_variables(home | mine).items()
     # From a shell that has evaluated `iscp env`, `up` starts all services again.
     evaluated = environment.add_stack_variables(home)
-    assert plan.list_own_services(plan.resolve(tmp_path, {}, evaluated)) == SERVICES
+    assert plan.list_embedded_services(plan.resolve(tmp_path, {}, evaluated)) == SERVICES
     half = evaluated | {"SPARK_REMOTE": others["SPARK_REMOTE"]}
-    assert plan.resolve(tmp_path, {}, half).spark == others["SPARK_REMOTE"]
+    assert plan.resolve(tmp_path, {}, half).spark_address_with_token == others["SPARK_REMOTE"]
 
 
 def test_the_supervisor_s_log_has_its_modules_messages(tmp_path) -> None:

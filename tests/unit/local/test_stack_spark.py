@@ -152,7 +152,7 @@ def test_the_module_for_s3_is_fetched_if_a_table_lies_there(
         monkeypatch.setenv("ISCP_LAKE", lake)
     own = settings(home=tmp_path / "home")
     for _ in range(2):
-        plan.fetch(own, lambda: paths)
+        plan.fetch_missing_jars(own, lambda: paths)
     output = "".join(capsys.readouterr())
     assert output.count("Delta Lake") == 1
     assert output.count("S3A") == s3

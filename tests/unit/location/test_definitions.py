@@ -15,7 +15,7 @@ from iscp_dagster.delta.read_plans import ReadKind, ReadPlan
 from iscp_dagster.location.assets.io_manager import ClickHouseIOManager
 from iscp_dagster.location.assets.maintenance import JOB_NAME_GETTERS
 from iscp_dagster.location.assets.source_asset import build_source_spec
-from iscp_dagster.location.build import build_definitions, build_runner_definitions
+from iscp_dagster.location.build import build_definitions, build_shared_definitions
 from iscp_dagster.location.names import get_clickhouse_pool
 from iscp_dagster.model.clock import get_utc_now
 from iscp_dagster.model.declared.schema import DeltaField, Primitive
@@ -72,7 +72,7 @@ def test_a_tick_may_begin_in_each_round_of_the_daemon_or_as_set(defined, setting
 @pytest.mark.parametrize("value", ["ten", "1.5", "0", "-3", "86401"])
 def test_a_wrong_time_between_looks_is_refused(value):
     with raises_naming(ConfigError, "ISCP_SCAN_SECONDS", f"'{value}'", 1, 86_400):
-        build_runner_definitions([], {}, environ={"ISCP_SCAN_SECONDS": value})
+        build_shared_definitions([], {}, environ={"ISCP_SCAN_SECONDS": value})
 
 
 def test_all_that_a_person_sees_is_described(defined):

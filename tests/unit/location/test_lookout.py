@@ -5,7 +5,7 @@ from types import SimpleNamespace
 import pytest
 
 from iscp_dagster.location.sensor.preview import take_trial_look
-from iscp_dagster.location.sensor.runner import COMMITS_SECONDS, EVENTS_SECONDS, Lookout
+from iscp_dagster.location.sensor.runner import COMMITS_SECONDS, HISTORY_SECONDS, Lookout
 from iscp_dagster.model.jobs import JobID
 from iscp_dagster.model.states import JobState
 from iscp_dagster.planning.job_specs import make_job_spec
@@ -192,7 +192,7 @@ def test_a_slow_look_is_followed_by_a_rest(ticking, monkeypatch):
         return look(cursor)
 
     monkeypatch.setattr(runner, "look", slow)
-    monkeypatch.setattr(runner, "has_new_event", lambda: True)
+    monkeypatch.setattr(runner, "has_new_history", lambda: True)
     looks, _ = ticking.tick()
     assert len(looks) == pytest.approx(TICK / (1 + 5), abs=1)
 
@@ -200,9 +200,9 @@ def test_a_slow_look_is_followed_by_a_rest(ticking, monkeypatch):
 def test_the_log_is_read_twice_a_second_at_most(ticking, monkeypatch):
     reads = []
     runner = ticking.lookout._recovery_and_runner[1]
-    monkeypatch.setattr(runner, "has_new_event", lambda: bool(reads.append(1)))
+    monkeypatch.setattr(runner, "has_new_history", lambda: bool(reads.append(1)))
     ticking.tick()
-    assert len(reads) == pytest.approx(TICK / EVENTS_SECONDS, rel=0.2)
+    assert len(reads) == pytest.approx(TICK / HISTORY_SECONDS, rel=0.2)
 
 
 def test_a_table_in_an_object_store_is_polled_only_by_each_scan(ticking, monkeypatch):

@@ -10,7 +10,7 @@ from iscp_dagster import Mirror, SourceTable
 from iscp_dagster.api.environment import parse_run_retention
 from iscp_dagster.location.assets.data_versions import build_version_event, read_reported_versions
 from iscp_dagster.location.assets.maintenance import PRUNE, find_kept_event_types
-from iscp_dagster.location.build import build_runner_definitions
+from iscp_dagster.location.build import build_shared_definitions
 from iscp_dagster.location.names import get_index_asset_key, get_source_asset_key, get_sync_job_name
 from iscp_dagster.model.errors import ConfigError
 from iscp_dagster.runs.pruning import PruneResult, prune_runs
@@ -89,7 +89,7 @@ def test_the_hourly_job_keeps_runs_for_as_long_as_is_set(source, run, environ, d
     run("6")
     iscp = SimpleNamespace(create_deployment=lambda: in_memory(Clock()))
     resources = {"iscp": iscp, "clickhouse": dg.mem_io_manager}
-    defined = build_runner_definitions([source], resources, environ=environ)
+    defined = build_shared_definitions([source], resources, environ=environ)
     config = {} if days is None else {"ops": {f"{PRUNE}_op": {"config": {"keep_days": days}}}}
     job = defined.get_job_def(PRUNE)
     assert job.execute_in_process(instance=run.instance, run_config=config).success

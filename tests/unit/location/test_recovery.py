@@ -37,7 +37,7 @@ class TwoInstances:
 
     def look(self):
         for instance, recovery in self.recoveries:
-            recovery.look(instance)
+            recovery.clean_up_runs(instance)
 
     def pass_(self, seconds, *kept_runs):
         """Let time pass, with looks, and with renewals by live runs."""

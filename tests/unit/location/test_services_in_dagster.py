@@ -20,7 +20,7 @@ from iscp_dagster.sync.reading.reader import SourceReader
 from support.errors import assert_names
 from support.jobs.one_table import commit
 from support.lake.delta_tables import deployment_at
-from support.outbox.memory_runtime import Runtime
+from support.outbox.memory_runtime import FakeRuntime
 
 KEY = dg.AssetKey(["shop", "orders_told"])
 MADE = dg.DagsterEventType.ASSET_MATERIALIZATION
@@ -49,7 +49,7 @@ def source(tmp_path):
 
 @pytest.fixture
 def runtime():
-    return Runtime()
+    return FakeRuntime()
 
 
 @pytest.fixture
@@ -215,7 +215,7 @@ def unconfirmed(location, source):
     iteration = Iteration.from_jobs([job], delta_log.get_latest_moment())
     reader = SourceReader(location.deployment, source, iteration.tenants, delta_log)
     location.deployment.log.claim_jobs(iteration, "killed", reader.plan_layout(iteration.range))
-    location.deployment.log.recover({"killed"})
+    location.deployment.log.recover_run_jobs({"killed"})
     commit(source, "eu")
 
 

@@ -5,7 +5,7 @@ import json
 import pytest
 
 from iscp_dagster import Changes
-from iscp_dagster.model.declared.images import Stage, Transitions, TriggerConditions
+from iscp_dagster.model.declared.images import ImageSource, Stage, TriggerConditions
 from iscp_dagster.model.errors import ConfigError
 from support.errors import raises_naming
 
@@ -17,13 +17,13 @@ AVAILABLE = ("desk", "id", "amount", "note")
 
 
 def test_a_definition_is_read_as_it_was_written():
-    transitions = Transitions.of(json.loads(json.dumps(VIEW)), ["note", "amount"])
-    assert transitions.stages == (
+    image_source = ImageSource.of(json.loads(json.dumps(VIEW)), ["note", "amount"])
+    assert image_source.stages == (
         Stage(where="amount > 100", columns=(("gross", "amount * 1.19"),)),
         Stage(columns=(("net", "gross / 2"),)),
     )
-    assert transitions == Transitions.of(VIEW, ["amount", "note"])
-    assert transitions.calculated == ("gross", "net")
+    assert image_source == ImageSource.of(VIEW, ["amount", "note"])
+    assert image_source.calculated == ("gross", "net")
 
 
 @pytest.mark.parametrize(
@@ -34,12 +34,12 @@ def test_a_definition_is_read_as_it_was_written():
     ],
 )
 def test_an_image_has_the_key_the_calculated_columns_and_the_chosen_ones(chosen, columns):
-    assert Transitions.of(VIEW, chosen).select_columns(AVAILABLE, {"id", "desk"}) == columns
+    assert ImageSource.of(VIEW, chosen).select_columns(AVAILABLE, {"id", "desk"}) == columns
 
 
 def test_triggers_on_one_view_share_its_reading():
     hot, cold = (TriggerConditions(name=name, match="a > 1") for name in ("hot", "cold"))
-    view = Transitions.of(VIEW)
+    view = ImageSource.of(VIEW)
     assert view.replace_conditions([hot, cold]) == view.replace_conditions([cold, hot])
     assert view.replace_conditions([hot]).view == view
 

@@ -9,7 +9,12 @@ import pytest
 import iscp_dagster
 from iscp_dagster import FullText, Mirror, Sharding, SourceTable, SpecUpdate, Vector
 from iscp_dagster.api.checks import check_view_free
-from iscp_dagster.api.environment import count_shards, get_databases, get_endpoints, open_deployment
+from iscp_dagster.api.environment import (
+    count_shards,
+    get_databases,
+    open_deployment,
+    parse_clickhouse_endpoints,
+)
 from iscp_dagster.clickhouse.connect.endpoint import ClickHouseEndpoint, parse_endpoints
 from iscp_dagster.clickhouse.kinds.index_kind import resolve_index
 from iscp_dagster.clickhouse.tables.ddl import IndexShape
@@ -234,11 +239,13 @@ def test_servers_are_named_in_one_setting(separator):
     one, urls = "http://one:1", separator.join(["http://me:secret@one:1", "http://two:2"])
     environ = {"CLICKHOUSE_URLS": urls}
     assert count_shards(environ) == 2
-    assert [each.address for each in get_endpoints(environ)] == [one, "http://two:2"]
-    assert get_endpoints(environ)[0].password == "secret"
-    assert get_endpoints(environ | {"CLICKHOUSE_URL": one}) == get_endpoints(environ)
+    assert [each.address for each in parse_clickhouse_endpoints(environ)] == [one, "http://two:2"]
+    assert parse_clickhouse_endpoints(environ)[0].password == "secret"
+    assert parse_clickhouse_endpoints(
+        environ | {"CLICKHOUSE_URL": one}
+    ) == parse_clickhouse_endpoints(environ)
     assert count_shards({"CLICKHOUSE_URL": one}) == count_shards({"CLICKHOUSE_URLS": ""}) == 1
-    assert len(get_endpoints({"CLICKHOUSE_URL": one})) == 1
+    assert len(parse_clickhouse_endpoints({"CLICKHOUSE_URL": one})) == 1
 
 
 ONE = "http://u:secret@one:1"

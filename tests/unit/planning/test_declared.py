@@ -4,7 +4,7 @@ from dataclasses import replace
 
 from iscp_dagster import Changes, Mirror, SourceTable, Trigger, View
 from iscp_dagster.model.declared.linking.attach import attach_to_tables
-from iscp_dagster.planning.job_specs import compute_terms, list_table_specs, make_new_jobs
+from iscp_dagster.planning.job_specs import hash_table_jobs, list_table_specs, make_new_jobs
 
 TRADES = SourceTable("shop.trades", key="id", tenant="desk", indexes=[Mirror(), Changes()])
 BIG = View("big", of=TRADES, where="amount > 100", priority=2)
@@ -39,7 +39,7 @@ def test_a_declaration_that_does_not_register_itself_has_no_job():
 def test_another_view_or_trigger_changes_a_tables_terms():
     """Or a restart would leave a table at rest without their jobs."""
     tables = [attach(), attach(triggers=[]), attach([], []), TRADES]
-    terms = [compute_terms(each, {}) for each in tables]
+    terms = [hash_table_jobs(each, {}) for each in tables]
     assert terms[2] == terms[3]
     assert len({*terms}) == 3
-    assert compute_terms(attach(triggers=[replace(LARGE, priority=8)]), {}) != terms[0]
+    assert hash_table_jobs(attach(triggers=[replace(LARGE, priority=8)]), {}) != terms[0]

@@ -52,7 +52,7 @@ def make_log(sizes, snapshot_sizes=None, *, feed=True):
         get_tenant_sizes=lambda version: snapshot,
         read_commits=lambda after, upto: [SimpleNamespace(version=upto, metadata=None)],
         get_facts=lambda version: facts,
-        list_probes=lambda version: [],
+        list_opened_files=lambda version: [],
         files=SimpleNamespace(find_missing=lambda paths: None),
     )
 

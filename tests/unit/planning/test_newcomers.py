@@ -5,7 +5,7 @@ from dataclasses import replace
 import pytest
 
 from iscp_dagster import Trigger
-from iscp_dagster.location.assets.iterations import register_jobs
+from iscp_dagster.location.assets.iterations import replace_registrations
 from iscp_dagster.model.moment import START
 from support.jobs.log_rows import carry_out
 from support.jobs.one_table import commit
@@ -101,7 +101,7 @@ def test_a_table_without_tenants_has_no_newcomers(deployment, source, start):
 def register(deployment, source, *tenants):
     """Register the jobs of these tenants, as when a person materializes them."""
     table_id = deployment.make_delta_log(source).get_table_id()
-    register_jobs(deployment, source, table_id, tenants, source.consumers)
+    replace_registrations(deployment, source, table_id, tenants, source.consumers)
 
 
 def test_a_newcomer_that_a_person_materializes_first_begins_before_its_commit_too(

@@ -20,7 +20,7 @@ from iscp_dagster.delta.log.commits import format_commit_name
 from iscp_dagster.joblog.iterations import Iteration
 from iscp_dagster.joblog.sql.tables import ISCP_LOG, ISCP_LOG_EVENTS
 from iscp_dagster.joblog.updates import SpecUpdate
-from iscp_dagster.location.assets.iterations import register_jobs
+from iscp_dagster.location.assets.iterations import replace_registrations
 from iscp_dagster.model.batch import Range
 from iscp_dagster.model.errors import ConfigError, SourceError, UnavailableError
 from iscp_dagster.model.jobs import JobID
@@ -659,8 +659,8 @@ def test_a_delta_table_follows_one_declaration(deployment, source, start):
         partial(read_positions, deployment, twin),
         partial(jobs.wait, "shop.twin", timeout=0),
         partial(jobs.register_job, "eu", name, declare_job(name)),
-        partial(register_jobs, deployment, twin, table_id, ["us"], twin.indexes),
-        partial(register_jobs, deployment, twin, table_id, ["new"], twin.indexes),
+        partial(replace_registrations, deployment, twin, table_id, ["us"], twin.indexes),
+        partial(replace_registrations, deployment, twin, table_id, ["new"], twin.indexes),
     ):
         with raises_naming(ConfigError, "shop.twin", "shop.orders", table_id):
             use_twin()

@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from iscp_dagster.batchstates.factory import Backing, make_opener
+from iscp_dagster.batchstates.factory import StatePlaces, make_opener
 from iscp_dagster.batchstates.protocol import StateKey
 from iscp_dagster.clickhouse.connect.endpoint import ClickHouseEndpoint
 from iscp_dagster.joblog.iterations import Iteration
@@ -258,7 +258,7 @@ def test_a_state_store_that_nobody_offers_is_refused_with_the_known_ones(setting
 
 
 def test_a_stores_backing_shows_no_password():
-    assert "secret" not in repr(Backing(log_url="postgresql://user:secret@there/log"))
+    assert "secret" not in repr(StatePlaces(database_url="postgresql://user:secret@there/log"))
 
 
 def test_a_trigger_is_found_by_its_import_path():

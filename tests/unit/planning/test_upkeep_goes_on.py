@@ -10,7 +10,7 @@ import dagster as dg
 from iscp_dagster import Mirror, SourceTable
 from iscp_dagster.clickhouse.write.letters import DeadLetter
 from iscp_dagster.location.assets import maintenance
-from iscp_dagster.location.build import build_runner_definitions
+from iscp_dagster.location.build import build_shared_definitions
 from iscp_dagster.model.errors import IscpError, SourceError
 from iscp_dagster.sync.deployment import Deployment
 from iscp_dagster.sync.writing.serving import ServeResult
@@ -56,7 +56,7 @@ def test_a_step_of_the_collection_that_raises_stops_no_other(monkeypatch):
     monkeypatch.setattr(maintenance, "serve_all", lambda *_: served)
     iscp = SimpleNamespace(create_deployment=lambda: in_memory(Clock()))
     resources = {"iscp": iscp, "clickhouse": dg.mem_io_manager}
-    job = build_runner_definitions(SOURCES, resources, environ={}).get_job_def(maintenance.COLLECT)
+    job = build_shared_definitions(SOURCES, resources, environ={}).get_job_def(maintenance.COLLECT)
     with dg.DagsterInstance.ephemeral() as instance:
         result = job.execute_in_process(instance=instance, raise_on_error=False)
     assert not result.success

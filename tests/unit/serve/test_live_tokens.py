@@ -50,7 +50,7 @@ async def test_clients_that_do_not_read_do_not_put_off_the_end_of_others():
     sockets = SocketServer(schemas=None, access=tokens)
     ending = [connect(sockets, "old") for _ in range(3)]
     staying = connect(sockets, "new")
-    await asyncio.wait_for(sockets.check_tokens(), 5)
+    await asyncio.wait_for(sockets.end_unauthorized_connections(), 5)
     await until(lambda: all(each.websocket.closed for each in ending))
     assert [[code for code, _ in each.websocket.closed] for each in ending] == [[4403]] * 3
     assert staying.websocket.closed == []

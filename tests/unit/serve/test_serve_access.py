@@ -7,7 +7,7 @@ import pytest
 
 from iscp_dagster.model.errors import ConfigError
 from iscp_dagster.serve.access import (
-    EVERYONE,
+    ALL_TENANTS_VIEWER,
     FunctionAccess,
     OpenAccess,
     UnauthenticatedError,
@@ -36,7 +36,7 @@ def test_a_file_names_tokens_or_their_digests(tmp_path):
     known = load_access(str(path))
     assert not known.is_open
     assert known.identify_viewer("plain") == Viewer(tenants=frozenset({"acme"}))
-    assert known.identify_viewer("hashed") == EVERYONE
+    assert known.identify_viewer("hashed") == ALL_TENANTS_VIEWER
     assert known.identify_viewer("nobody") == Viewer(tenants=frozenset())
     for unknown in (None, "", "other", digest, f"sha256:{digest}"):
         with pytest.raises(UnauthenticatedError):
@@ -48,7 +48,7 @@ def test_a_changed_file_counts_at_once_and_a_broken_one_lets_nobody_in(tmp_path)
     known = load_access(str(path))
     known.identify_viewer("old")
     write_tokens(tmp_path, {"newer": "*"})
-    assert known.identify_viewer("newer") == EVERYONE
+    assert known.identify_viewer("newer") == ALL_TENANTS_VIEWER
     with pytest.raises(UnauthenticatedError):
         known.identify_viewer("old")
     write_tokens(tmp_path, "{")
@@ -81,7 +81,7 @@ def test_a_users_function_names_the_tenants():
     known = load_access(f"{__name__}:tenants_by_name")
     assert isinstance(known, FunctionAccess)
     assert known.identify_viewer("one") == Viewer(tenants=frozenset({"acme"}))
-    assert known.identify_viewer("all") == EVERYONE
+    assert known.identify_viewer("all") == ALL_TENANTS_VIEWER
     for unknown in ("other", None):
         with pytest.raises(UnauthenticatedError):
             known.identify_viewer(unknown)

@@ -9,9 +9,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from iscp_dagster.serviceconsumers.chunks import JobIdentity, TenantChanges, cut_chunks, format_line
+from iscp_dagster.serviceconsumers.chunks import JobIdentity, TenantRange, cut_chunks, format_line
 from iscp_dagster.serviceconsumers.sorting import Sorter
-from support.outbox.memory_runtime import Runtime, declare_consumer, make_consumer, retriever_of
+from support.outbox.memory_runtime import FakeRuntime, declare_consumer, make_consumer, retriever_of
 
 TENANTS = ("acme", "globex", "initech")
 OWNER = JobIdentity(table_id="t", job="booked", registration=1, generation=0)
@@ -24,7 +24,7 @@ CHANGES = st.dictionaries(
 
 def make_changes(**changes):
     fields = {"table": "a.b", "tenant": "acme", "from_": 1, "to": 5, "snapshot": False}
-    return TenantChanges(**(fields | changes))
+    return TenantRange(**(fields | changes))
 
 
 def group_by_tenant(runtime):
@@ -42,7 +42,7 @@ def test_any_cut_and_grouping_makes_the_same_chunks_and_keys(changed, seed, snap
         (desk, id_, amount, version, deleted and not snapshot)
         for (desk, id_), (amount, version, deleted) in changed.items()
     ]
-    together, apart, dice = Runtime(), Runtime(), random.Random(seed)
+    together, apart, dice = FakeRuntime(), FakeRuntime(), random.Random(seed)
     declared = declare_consumer(rows=4)
     retriever = retriever_of(changes, TENANTS, snapshot=snapshot)
     make_consumer(together, declared).consume(retriever)
@@ -122,7 +122,7 @@ def test_a_key_names_the_chunk_by_number_and_content():
 
 
 def test_values_have_the_texts_of_events():
-    runtime = Runtime()
+    runtime = FakeRuntime()
     changes = [("acme", 2**60, Decimal("0.10"), 2, False), ("acme", 7, Decimal(1), 3, True)]
     make_consumer(runtime).consume(retriever_of(changes, ["acme"]))
     assert runtime.bodies[0]["rows"] == [

@@ -18,7 +18,7 @@ from iscp_dagster.model.jobs import NewJob
 from iscp_dagster.planning.job_specs import make_job_name, make_job_spec
 from iscp_dagster.serviceconsumers.consumer import TENANTS, InvokingConsumer
 from iscp_dagster.serviceconsumers.errors import InvocationFailedError, InvocationRefusedError
-from iscp_dagster.serviceconsumers.runtime_protocol import InvocationGoingError
+from iscp_dagster.serviceconsumers.runtime_protocol import InvocationUnsettledError
 from iscp_dagster.sync.executors.retriever import ConsumerThread
 from iscp_dagster.sync.writing.scan import ScanError, _find_stop_error
 from support.errors import assert_names, raises_naming
@@ -26,7 +26,7 @@ from support.jobs.log_rows import T0
 from support.jobs.one_table import Clock
 from support.outbox.memory_runtime import (
     SCHEMA,
-    Runtime,
+    FakeRuntime,
     declare_consumer,
     declare_trades,
     make_consumer,
@@ -59,10 +59,10 @@ def list_chunks(runtime, tenant="acme"):
 
 
 @dataclass
-class Dying(Runtime):
+class Dying(FakeRuntime):
     """Has the run killed at its n-th request, before or after the runtime has taken it."""
 
-    real: Runtime = field(default_factory=Runtime)
+    real: FakeRuntime = field(default_factory=FakeRuntime)
     left: int = 1
     taken: bool = False
 
@@ -84,7 +84,7 @@ class Dying(Runtime):
 @pytest.mark.parametrize("taken", [False, True])
 @pytest.mark.parametrize("requests", [1, 3, 5])
 def test_the_next_run_continues_after_one_that_dies_between_chunks(requests, taken):
-    runtime = Runtime()
+    runtime = FakeRuntime()
     with pytest.raises(Killed):
         consume(Dying(real=runtime, left=requests, taken=taken))
     invoked = len(runtime.invoked)
@@ -100,7 +100,7 @@ def test_the_next_run_continues_after_one_that_dies_between_chunks(requests, tak
 @pytest.mark.parametrize("keyed", [False, True])
 def test_chunks_of_a_tenant_are_invoked_one_after_the_other(keyed):
     """The key of a virtual object is the tenant."""
-    runtime = Runtime(keyed_by_tenant=keyed)
+    runtime = FakeRuntime(keyed_by_tenant=keyed)
     consume(runtime)
     for desk in DESKS:
         bodies = [body for body in runtime.bodies if body["tenant"] == desk]
@@ -110,14 +110,14 @@ def test_chunks_of_a_tenant_are_invoked_one_after_the_other(keyed):
 
 
 def test_at_once_begins_so_many_before_it_waits():
-    runtime = Runtime(handler=lambda body: "paused" if body["chunk"] == 0 else None)
+    runtime = FakeRuntime(handler=lambda body: "paused" if body["chunk"] == 0 else None)
     retriever = consume(runtime, CHANGES, ["acme"], declared=declare_consumer(at_once=2))
     assert list_chunks(runtime) == [0, 1]
-    assert isinstance(retriever.refused["acme"], InvocationGoingError)
+    assert isinstance(retriever.refused["acme"], InvocationUnsettledError)
 
 
 def test_a_failed_handler_stops_its_tenant_alone_and_is_invoked_anew_after_a_repair():
-    runtime = Runtime(
+    runtime = FakeRuntime(
         handler=lambda b: "400 no." if (b["tenant"], b["chunk"]) == ("acme", 1) else None
     )
     retriever = consume(runtime)
@@ -137,7 +137,7 @@ def test_a_failed_handler_stops_its_tenant_alone_and_is_invoked_anew_after_a_rep
 
 
 @dataclass
-class Small(Runtime):
+class Small(FakeRuntime):
     """Takes no row with the id 7."""
 
     def send(self, service, handler, body, **named):
@@ -157,7 +157,7 @@ def test_a_row_that_the_runtime_does_not_take_is_named_with_the_remedy():
 
 def test_a_reason_without_end_is_cut():
     """It goes to the job's status, to Dagster's events and to terminals."""
-    retriever = consume(Runtime(handler=lambda _: f"500 {'m' * 1_000_000}"))
+    retriever = consume(FakeRuntime(handler=lambda _: f"500 {'m' * 1_000_000}"))
     for error in map(str, retriever.refused.values()):
         assert f"500 {'m' * 100}" in error
         assert "m…." in error
@@ -165,7 +165,7 @@ def test_a_reason_without_end_is_cut():
 
 
 def test_a_paused_invocation_is_a_temporary_error_that_says_how_to_resume_it():
-    runtime = Runtime(handler=lambda body: "paused" if body["tenant"] == "acme" else None)
+    runtime = FakeRuntime(handler=lambda body: "paused" if body["tenant"] == "acme" else None)
     retriever = consume(runtime)
     ((tenant, error),) = retriever.refused.items()
     assert (tenant, error.permanent) == ("acme", False)
@@ -174,7 +174,7 @@ def test_a_paused_invocation_is_a_temporary_error_that_says_how_to_resume_it():
 
 
 def test_a_failure_that_comes_while_no_run_waits_is_permanent_all_the_same():
-    runtime = Runtime(handler=lambda body: "paused" if body["chunk"] == 1 else None)
+    runtime = FakeRuntime(handler=lambda body: "paused" if body["chunk"] == 1 else None)
     consume(runtime, CHANGES, ["acme"])
     runtime.end("inv_1", "409 killed")
     error = consume(runtime, CHANGES, ["acme"]).refused["acme"]
@@ -184,7 +184,7 @@ def test_a_failure_that_comes_while_no_run_waits_is_permanent_all_the_same():
 
 
 def test_later_runs_attach_to_what_a_repaired_run_invoked_and_fail_with_it():
-    runtime = Runtime(handler=lambda body: "422 no" if body["chunk"] == 1 else None)
+    runtime = FakeRuntime(handler=lambda body: "422 no" if body["chunk"] == 1 else None)
     for repairs, invoked in ((0, 2), (1, 3), (1, 3), (2, 4), (2, 4)):
         retriever = consume(runtime, CHANGES, ["acme"], repairs={"acme": repairs})
         assert isinstance(retriever.refused["acme"], InvocationFailedError)
@@ -195,7 +195,7 @@ def test_later_runs_attach_to_what_a_repaired_run_invoked_and_fail_with_it():
 
 
 def test_a_chunk_that_a_repaired_run_begins_is_not_begun_once_more_after_its_death():
-    runtime = Runtime(handler=lambda body: "422 no" if body["chunk"] == 0 else None)
+    runtime = FakeRuntime(handler=lambda body: "422 no" if body["chunk"] == 0 else None)
     consume(runtime, CHANGES, ["acme"])
     runtime.handler = lambda body: "paused" if body["chunk"] == 2 else None
     consume(runtime, CHANGES, ["acme"], repairs={"acme": 1})
@@ -208,7 +208,7 @@ def test_a_chunk_that_a_repaired_run_begins_is_not_begun_once_more_after_its_dea
 def test_an_invocation_that_does_not_end_is_waited_for_only_so_long():
     clock, waits = Clock(), []
 
-    class Slow(Runtime):
+    class Slow(FakeRuntime):
         def poll_invocation(self, invoked, seconds):
             waits.append(seconds)
             clock.pass_(seconds)
@@ -217,7 +217,7 @@ def test_an_invocation_that_does_not_end_is_waited_for_only_so_long():
     declared = declare_consumer(patience=10)
     options = {"declared": declared, "monotonic": clock.monotonic}
     error = consume(Slow(), CHANGES[:2], ["acme"], **options).refused["acme"]
-    assert isinstance(error, InvocationGoingError)
+    assert isinstance(error, InvocationUnsettledError)
     assert_names(str(error), "suspended", "10 s")
     assert sum(waits) == 11
 
@@ -225,7 +225,7 @@ def test_an_invocation_that_does_not_end_is_waited_for_only_so_long():
 def test_a_run_waits_as_long_as_invocations_end():
     clock, polls = Clock(), []
 
-    class Steady(Runtime):
+    class Steady(FakeRuntime):
         def poll_invocation(self, invoked, seconds):
             clock.pass_(6)
             polls.append(invoked.id)
@@ -240,7 +240,7 @@ def test_a_run_waits_as_long_as_invocations_end():
 def test_a_runtime_that_is_down_is_no_tenants_fault_and_soon_asked_no_more():
     calls = []
 
-    class Down(Runtime):
+    class Down(FakeRuntime):
         def ensure_handler(self, *names):
             calls.append(names)
             raise UnavailableError("The runtime does not answer.")
@@ -254,9 +254,9 @@ def test_a_runtime_that_is_down_is_no_tenants_fault_and_soon_asked_no_more():
 
 def test_a_zombie_asks_for_what_the_other_run_asked_for():
     """Overtaken after its look at the fence, it attaches to the same invocations."""
-    runtime, overtaken = Runtime(), []
+    runtime, overtaken = FakeRuntime(), []
 
-    class Zombies(Runtime):
+    class Zombies(FakeRuntime):
         def send(self, *arguments, **named):
             if not overtaken:
                 overtaken.append(True)
@@ -272,7 +272,7 @@ def test_a_zombie_asks_for_what_the_other_run_asked_for():
 
 
 def test_a_run_that_lost_a_job_invokes_nothing_more_of_it():
-    runtime, lost = Runtime(), FenceError("taken by another writer")
+    runtime, lost = FakeRuntime(), FenceError("taken by another writer")
 
     def find_loss(tenant):
         return lost if tenant == "acme" and list_chunks(runtime) else None
@@ -288,7 +288,7 @@ def test_a_run_that_is_interrupted_stops_waiting():
     retriever.messages.get_nowait()
     retriever.messages.queue.clear()
 
-    class Endless(Runtime):
+    class Endless(FakeRuntime):
         def poll_invocation(self, invoked, seconds):
             polled.set()
             return replace(invoked, status="suspended")
@@ -310,7 +310,7 @@ def test_a_run_that_is_interrupted_stops_waiting():
 
 
 def test_a_rebuilt_job_invokes_everything_anew():
-    runtime = Runtime()
+    runtime = FakeRuntime()
     source = declare_trades(declare_consumer())
     (consumer,) = source.services
     spec = make_job_spec(source, consumer)
@@ -330,7 +330,7 @@ def test_a_value_that_json_has_not_stops_its_tenant_alone():
     years = pa.array([2**62, 0], pa.int64()).cast(pa.timestamp("us"))
     column = SCHEMA.get_field_index("amount")
     retriever.messages.queue.insert(0, rows.set_column(column, "amount", years))
-    runtime = Runtime()
+    runtime = FakeRuntime()
     make_consumer(runtime).consume(retriever)
     error = retriever.refused["acme"]
     assert isinstance(error, SchemaError)
@@ -340,7 +340,7 @@ def test_a_value_that_json_has_not_stops_its_tenant_alone():
 
 @pytest.mark.parametrize(
     ("services", "columns", "value"),
-    [(None, ["id"], "ISCP_INVOCATIONS_URL"), (Runtime, ["id", "_change"], "'_change'")],
+    [(None, ["id"], "ISCP_INVOCATIONS_URL"), (FakeRuntime, ["id", "_change"], "'_change'")],
 )
 def test_without_a_runtime_or_with_a_reserved_column_there_is_no_consumer(services, columns, value):
     source = declare_trades(declare_consumer())
@@ -351,7 +351,7 @@ def test_without_a_runtime_or_with_a_reserved_column_there_is_no_consumer(servic
 
 
 def test_the_invocations_are_shown_with_status_and_link():
-    runtime = Runtime()
+    runtime = FakeRuntime()
     report = consume(runtime, CHANGES[:3], ["acme"]).reports["acme"]
     metadata = build_consumer_metadata(report)
     assert (metadata["invocations"], metadata["attached"]) == (2, 0)
@@ -365,7 +365,7 @@ def test_the_invocations_are_shown_with_status_and_link():
 
 
 def test_the_latest_of_many_invocations_are_shown():
-    runtime = Runtime(handler=lambda body: "422 no" if body["last"] else None)
+    runtime = FakeRuntime(handler=lambda body: "422 no" if body["last"] else None)
     changes = [("acme", id_, None, 2, False) for id_ in range(60)]
     retriever = consume(runtime, changes, ["acme"], declared=declare_consumer(rows=1))
     report = retriever.reports["acme"]
@@ -376,7 +376,7 @@ def test_the_latest_of_many_invocations_are_shown():
 
 
 def test_invocations_from_before_the_runtime_went_down_are_shown_too():
-    class Leaving(Runtime):
+    class Leaving(FakeRuntime):
         def poll_invocation(self, invoked, seconds):
             raise UnavailableError("The runtime does not answer.")
 

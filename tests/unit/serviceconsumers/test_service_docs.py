@@ -9,7 +9,7 @@ import yaml
 
 from iscp_dagster import ServiceConsumer, SourceTable, SourceTableComponent
 from iscp_dagster.model.declared.linking.attach import Declarations
-from iscp_dagster.serviceconsumers.chunks import TenantChanges, cut_chunks, format_line
+from iscp_dagster.serviceconsumers.chunks import TenantRange, cut_chunks, format_line
 from iscp_dagster.serviceconsumers.consumer import TENANTS
 from iscp_dagster.serviceconsumers.invoking import SHOWN
 from iscp_dagster.serviceconsumers.sorting import MEMORY
@@ -62,7 +62,7 @@ def test_the_batch_is_one_that_the_code_makes():
         format_line({k: v for k, v in row.items() if k[0] != "_"}, row["_version"], row["_change"])
         for row in batch["rows"]
     ]
-    part = TenantChanges(table="shop.orders", tenant="acme", from_=4, to=6, snapshot=False)
+    part = TenantRange(table="shop.orders", tenant="acme", from_=4, to=6, snapshot=False)
     (chunk,) = cut_chunks(part, sorted(lines), rows=1_000)
     body = json.loads(chunk.body)
     assert (body, list(body)) == (batch, list(batch))

@@ -68,7 +68,7 @@ class Fleet:
 
     def begin_in_dying_run(self, tenants=EVERYONE):
         self.begin("dies", tenants)
-        self.log.recover({"dies"})
+        self.log.recover_run_jobs({"dies"})
 
     def begin_next(self):
         """Begin an iteration; return the tenants by what is done first with their batches."""
@@ -81,7 +81,7 @@ class Fleet:
         """Return the tenants by how they are read up to that version."""
         log = self.delta_log
         range_ = Range(from_=log.get_moment(0), to=log.get_moment(upto))
-        plans = reader.plan_tenants(range_)
+        plans = reader.plan_reads_by_tenant(range_)
         tenants = {plan.kind: tenants for plan, tenants in plans.items()}
         assert len(tenants) == len(plans)
         return tenants

@@ -18,7 +18,7 @@ from iscp_dagster.model.specs import ConsumerInfo
 from iscp_dagster.sync.reading.requests import ReadRequest
 from iscp_dagster.sync.reading.views import (
     check_timestamps,
-    get_transitions,
+    get_image_source,
     group_by_view,
     list_image_columns,
 )
@@ -38,18 +38,18 @@ def info(job):
 def test_jobs_of_one_view_share_a_reading():
     claims = [SimpleNamespace(consumer=info(job)) for job in (*TYPES, "hot", "cold", "unknown")]
     groups = [
-        ([claim.consumer.job for claim in members], transitions and len(transitions.conditions))
-        for transitions, members in group_by_view(SOURCE, claims)
+        ([claim.consumer.job for claim in members], image_source and len(image_source.conditions))
+        for image_source, members in group_by_view(SOURCE, claims)
     ]
     # A job that nobody declares fails on its own, once its columns are read.
     assert groups == [(["mirror", "unknown"], None), (["changes"], 0), (["big", "hot", "cold"], 2)]
     with raises_naming(ConfigError, "shop.trades/unknown", "'unknown'"):
-        get_transitions(SOURCE, info("unknown"))
+        get_image_source(SOURCE, info("unknown"))
 
 
 def test_columns_of_images_are_those_of_the_view_and_of_the_change():
     def columns(job, *available):
-        return list_image_columns(SOURCE, info(job), get_transitions(SOURCE, info(job)), available)
+        return list_image_columns(SOURCE, info(job), get_image_source(SOURCE, info(job)), available)
 
     images = ("_change", "_image", "_fields", "_ordinal")
     assert columns("changes", "id", "desk", "amount") == ("id", "desk", "amount", *images)
@@ -64,12 +64,12 @@ def test_columns_of_images_are_those_of_the_view_and_of_the_change():
 def test_only_image_rows_read_as_a_snapshot_after_the_first_leave_a_gap():
     tail = ReadPlan(kind=ReadKind.TAIL, reason="changes")
     snapshot = ReadPlan(kind=ReadKind.SNAPSHOT, reason="VACUUM removed files")
-    images = get_transitions(SOURCE, info("big"))
+    images = get_image_source(SOURCE, info("big"))
     later, first = (Range(from_=at, to=Moment(9)) for at in (Moment(4), START))
-    gap = ReadRequest(plan=snapshot, range=later, transitions=images).gap
+    gap = ReadRequest(plan=snapshot, range=later, image_source=images).gap
     assert_names(gap, "5 to 9", "VACUUM removed files")
-    assert ReadRequest(plan=tail, range=later, transitions=images).gap == ""
-    assert ReadRequest(plan=snapshot, range=first, transitions=images).gap == ""
+    assert ReadRequest(plan=tail, range=later, image_source=images).gap == ""
+    assert ReadRequest(plan=snapshot, range=first, image_source=images).gap == ""
     assert ReadRequest(plan=snapshot, range=later).gap == ""
 
 

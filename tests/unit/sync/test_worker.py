@@ -57,7 +57,7 @@ def make_share(data_type, columns=("id",)):
         range=Range(from_=START, to=Moment(3)),
         data_type=data_type,
         columns=columns,
-        identity=("id",),
+        delete_columns=("id",),
         tenant_column=None,
     )
 

@@ -19,14 +19,14 @@ from iscp_dagster.webhooks.answers import (
 from runtime_support.manual_clock import NOON
 from support.paths import GOLDEN
 
-RULES = DeliveryRules(delays=(5, 300, 1_800, 7_200, 18_000, 36_000, 36_000), refusals=3)
+RULES = DeliveryRules(delays=(5, 300, 1_800, 7_200, 18_000, 36_000, 36_000), pausing_refusals=3)
 SINGLE = (
     *(200, 202, 204, 299, 300, 301, 307, 308, 400, 401, 402, 403, 404, 405, 408, 409, 410, 413),
     *(415, 418, 422, 425, 429, 451, 500, 501, 502, 503, 504, 599, 101, 700),
 )
 FIRST = NOON - timedelta(hours=28)
 LATER = NOON + timedelta(days=6)
-FAILING = EndpointHealth(in_a_row=2, failing_since=NOON)
+FAILING = EndpointHealth(consecutive_refusals=2, failing_since=NOON)
 OTHERS_ACCEPTED = EndpointHealth(failing_since=NOON - timedelta(minutes=1))
 
 
@@ -79,7 +79,7 @@ def render_table():
         add(repr(header), EndpointAnswer(status=503, retry_after=header))
     begin("The endpoint's state before: refusals in a row, or failing for days")
     for status in (404, 301, 401, 429, 500, 400, 200):
-        health = EndpointHealth(in_a_row=2, failing_since=NOON)
+        health = EndpointHealth(consecutive_refusals=2, failing_since=NOON)
         add(f"{status}, after 2 refusals", status, health=health)
     for days, status in product((4.9, 5), (500, 404, 400, 410, 200)):
         health = EndpointHealth(failing_since=NOON - timedelta(days=days))

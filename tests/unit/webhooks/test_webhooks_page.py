@@ -103,4 +103,4 @@ def test_the_numbers_in_the_text_are_the_defaults():
 
 @pytest.mark.parametrize("status", [300, 301, 401, 402, 403, 404, 405, 409, 418])
 def test_the_statuses_that_pause_are_those_of_the_table(status):
-    assert EndpointAnswer(status=status).is_refusal
+    assert EndpointAnswer(status=status).is_endpoint_refusal

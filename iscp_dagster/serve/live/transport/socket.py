@@ -106,19 +106,19 @@ class SocketServer:
             await asyncio.gather(*closings, return_exceptions=True)
 
     async def _poll_connections(self) -> None:
-        token_check = asyncio.create_task(self.check_tokens())
+        token_check = asyncio.create_task(self.end_unauthorized_connections())
         try:
             while True:
                 await asyncio.sleep(self.bounds.check_seconds)
                 for connection in self.connections:
-                    connection.check_stuck()
+                    connection.drop_stuck_client()
                 # A user's function may take long; slow clients are dropped meanwhile.
                 if token_check.done():
-                    token_check = asyncio.create_task(self.check_tokens())
+                    token_check = asyncio.create_task(self.end_unauthorized_connections())
         finally:
             token_check.cancel()
 
-    async def check_tokens(self) -> None:
+    async def end_unauthorized_connections(self) -> None:
         """End the connections whose token was withdrawn, or names other tenants now."""
         if self.access.is_open:
             return
@@ -275,7 +275,7 @@ class SocketConnection:
         finally:
             self._waiting.pop(serial, None)
 
-    def check_stuck(self) -> None:
+    def drop_stuck_client(self) -> None:
         """Drop a client that has not read for long."""
         threshold = asyncio.get_running_loop().time() - self.sockets.bounds.stuck_seconds
         for since, listening in list(self._waiting.values()):

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 import chdb
 
-from chdb_http.engine.reach import check_reach
+from chdb_http.engine.reach import detect_file_access
 from chdb_http.engine.rights import FILES_ROLE, LOCAL_DATABASE, write_engine_config
 from chdb_http.errors import StartError
 from chdb_http.sql.errors import Code, EngineError, from_engine
@@ -174,7 +174,7 @@ class Engine:
         return self._control_pool.submit(self._run_kill, text, output_format)
 
     def _run_kill(self, text: bytes, output_format: str) -> Outcome:
-        check_reach(text, self.folders)
+        detect_file_access(text, self.folders)
         sql = f"SELECT Settings['{QUERY_ID_SETTING}'] AS id, query_id FROM system.processes"
         rows = self._control.run(f"{sql} WHERE id != ''".encode()).data.splitlines()
         pairs = (row.split(b"\t", 1) for row in rows)

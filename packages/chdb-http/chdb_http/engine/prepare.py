@@ -27,7 +27,7 @@ _READ_ONLY = {"readonly": "2"}
 _ADDED_BYTES = 1 << 10
 
 
-def make_ready(connection: Connection, query: Query) -> None:
+def prepare_connection(connection: Connection, query: Query) -> None:
     """Give a fresh connection the request's database, tables, settings and parameters.
 
     The query id is set last: from then on a KILL of it hits the statement itself.

@@ -22,7 +22,7 @@ class ExternalTable:
 
 @dataclass(frozen=True, kw_only=True)
 class Query:
-    """A statement with its request's options; `reads_files` lets it read and write files."""
+    """A statement with its request's options; `uses_files` lets it read and write files."""
 
     statement: Statement
     options: Options

@@ -50,7 +50,7 @@ _DOTS_IN_BRACES = re.compile(r"[{,]\s*[.,}]|\.\s*[,}]")
 _BEGUN = re.compile(r"[{,.]\s*\Z")
 
 
-def check_reach(text: bytes, folders: Sequence[Path]) -> bool:
+def detect_file_access(text: bytes, folders: Sequence[Path]) -> bool:
     """True when the statement names files inside of `folders`, the first of which is the default.
 
     Raises `EngineError` 291 for a file outside of them, 497 for what runs a program, brings its

@@ -9,8 +9,8 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from chdb_http.engine.engine import SERVER_DEFAULTS
-from chdb_http.engine.prepare import make_ready, prepare_session
-from chdb_http.engine.reach import check_reach
+from chdb_http.engine.prepare import prepare_connection, prepare_session
+from chdb_http.engine.reach import detect_file_access
 from chdb_http.sql.errors import Code, EngineError
 
 if TYPE_CHECKING:
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from chdb_http.engine.sessions import Sessions
 
 
-class Slots:
+class StatementRunner:
     """Starts statements in threads; used from the event loop's thread only."""
 
     def __init__(self, engine: Engine, sessions: Sessions) -> None:
@@ -89,14 +89,14 @@ class Slots:
 
     def _run(self, query: Query, sql: bytes, lease: _SessionConnection) -> Outcome:
         with self._check_lock:
-            reads_files = check_reach(query.statement.text, self._engine.folders)
+            reads_files = detect_file_access(query.statement.text, self._engine.folders)
         if reads_files or query.statement.input_call is not None:
             query = replace(query, uses_files=True)
         if query.options.session is not None:
             return self._run_in_session(query, sql, lease)
         connection = self._engine.connect()
         try:
-            make_ready(connection, query)
+            prepare_connection(connection, query)
             return connection.run(sql, query.options.default_format)
         finally:
             connection.close()

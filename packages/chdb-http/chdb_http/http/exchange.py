@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
     from chdb_http.engine.engine import Engine, Outcome
     from chdb_http.engine.query import Query
-    from chdb_http.engine.slots import Slots
+    from chdb_http.engine.slots import StatementRunner
     from chdb_http.http.reply import Reply
 
 _CANCEL_ON_CLOSE = "cancel_http_readonly_queries_on_client_close"
@@ -33,7 +33,7 @@ class Exchange:
     """Runs queries on the engine and writes their replies."""
 
     engine: Engine
-    slots: Slots
+    slots: StatementRunner
 
     async def answer(self, query: Query, reply: Reply, receive: Receive) -> None:
         """Run any statement but an insert with rows."""

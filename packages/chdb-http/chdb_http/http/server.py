@@ -16,7 +16,7 @@ from asgi_guards.admission import Admission
 from asgi_guards.connections import make_uvicorn_options
 from chdb_http.engine.engine import Engine
 from chdb_http.engine.sessions import Sessions
-from chdb_http.engine.slots import Slots
+from chdb_http.engine.slots import StatementRunner
 from chdb_http.errors import StartError
 from chdb_http.http.app import build_app
 from chdb_http.http.exchange import Exchange
@@ -65,7 +65,7 @@ def serve(config: ServerConfig, announce: Callable[[str, int], None]) -> None:
             sessions = Sessions(
                 lambda wait, call: asyncio.get_running_loop().call_later(wait, call)
             )
-            exchange = Exchange(engine=engine, slots=Slots(engine, sessions))
+            exchange = Exchange(engine=engine, slots=StatementRunner(engine, sessions))
             app = build_app(QueryHandler(exchange, config.account), config.admission)
             _AnnouncingServer(app, listener, announce).run(sockets=[listener])
             sessions.close()

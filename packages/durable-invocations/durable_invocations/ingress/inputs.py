@@ -8,7 +8,7 @@ from typing import Any
 from starlette.requests import Request
 from starlette.responses import Response
 
-from asgi_guards.sending import OutputSender
+from asgi_guards.sending import SharedOutputs
 from durable_invocations.ingress.bodies import JSON, get_media_type, parse_json
 from durable_invocations.ingress.refusals import (
     BAD,
@@ -63,7 +63,7 @@ def select_headers(request: Request) -> tuple[tuple[str, str], ...]:
 
 
 def build_output_response(
-    handler: RegisteredHandler | None, id_: str, result: Result, sending: OutputSender
+    handler: RegisteredHandler | None, id_: str, result: Result, sending: SharedOutputs
 ) -> Response:
     """The answer for an ended invocation: its output as its manifest says, or its failure."""
     headers = {ID_HEADER: id_}

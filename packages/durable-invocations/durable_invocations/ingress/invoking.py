@@ -11,7 +11,7 @@ from typing import Any
 from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 
-from asgi_guards.sending import STILL_SECONDS, OutputSender
+from asgi_guards.sending import STILL_SECONDS, SharedOutputs
 from durable_invocations.ingress.backend import Backend, Catalog
 from durable_invocations.ingress.bodies import body
 from durable_invocations.ingress.delays import parse_delay
@@ -50,7 +50,7 @@ class ResultWaiter:
 
     def __init__(self, backend: Backend, most: int, still: float) -> None:
         self._backend, self._most, self.count = backend, most, 0
-        self.sending = OutputSender(still)
+        self.sending = SharedOutputs(still)
 
     def check(self) -> None:
         """Raises RefusedError (429) if no more requests may wait."""

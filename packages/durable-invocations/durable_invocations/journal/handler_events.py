@@ -120,7 +120,7 @@ class Send:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Execute:
-    """The Run at this index is not recorded: execute it, then send Finished."""
+    """The Run at this index is not recorded: execute it, then pass RunFinished, or Failed."""
 
     index: int
 

@@ -18,7 +18,7 @@ from durable_invocations.serving.declarations.services import DeclaredHandler
 from durable_invocations.serving.errors import TerminalError
 
 
-async def handle_attempt(attempt: HandlerAttempt, *, tracebacks: bool) -> None:
+async def execute_handler(attempt: HandlerAttempt, *, tracebacks: bool) -> None:
     """Call the attempt's handler with its input. Its errors end the attempt, not the caller.
 
     With `tracebacks` the runtime gets the traceback.
@@ -63,5 +63,5 @@ def _parse_arguments(handler: DeclaredHandler, body: bytes) -> tuple[Any, ...]:
     try:
         return handler.parse_arguments(body)
     except ValueError as error:
-        why = f"The argument of {handler.called} does not fit: {error}"
+        why = f"The argument of {handler.qualified_name} does not fit: {error}"
         raise TerminalError(why, BAD_REQUEST) from None

@@ -56,7 +56,7 @@ class WorkflowRun:
 
 
 @dataclass(frozen=True, kw_only=True)
-class KeyedRequest:
+class IdempotentRequest:
     """A request that had an idempotency key."""
 
     service: str
@@ -65,7 +65,7 @@ class KeyedRequest:
     key: str | None = None
 
 
-Target = str | InvocationHandle | WorkflowRun | KeyedRequest
+Target = str | InvocationHandle | WorkflowRun | IdempotentRequest
 
 
 def set_target(message: Any, target: Target) -> Any:
@@ -82,7 +82,7 @@ def set_target(message: Any, target: Target) -> Any:
     return message
 
 
-def _build_request(target: KeyedRequest) -> pb.IdempotentRequestTarget:
+def _build_request(target: IdempotentRequest) -> pb.IdempotentRequestTarget:
     return pb.IdempotentRequestTarget(
         service_name=target.service,
         service_key=target.key,

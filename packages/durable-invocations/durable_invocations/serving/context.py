@@ -22,7 +22,7 @@ from durable_invocations.serving.attempts.operations import (
     make_external_parser,
     make_value_parser,
 )
-from durable_invocations.serving.attempts.running import Action, RunRetry
+from durable_invocations.serving.attempts.running import RunAction, RunRetry
 from durable_invocations.serving.calls import Call, SendHandle, Target, set_target
 from durable_invocations.serving.declarations.serde import JSON, Serde, get_return_serde, get_serde
 from durable_invocations.serving.errors import ContextError
@@ -96,7 +96,7 @@ class Context:
                 "the function, then its arguments: ctx.run(name, function, argument)."
             )
         result_serde = serde or get_return_serde(function)
-        action = Action(name=name, function=function, args=args, serde=result_serde, retry=retry)
+        action = RunAction(name=name, function=function, args=args, serde=result_serde, retry=retry)
         return self._attempt.run(action)
 
     def time(self) -> Operation[float]:

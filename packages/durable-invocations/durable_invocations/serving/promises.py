@@ -25,7 +25,7 @@ class Promise:
     def __init__(self, attempt: HandlerAttempt, name: str, serde: Serde) -> None:
         if attempt.service is not ServiceKind.WORKFLOW:
             raise ContextError(
-                f"{attempt.handler.called} has no promises; only workflows have them."
+                f"{attempt.handler.qualified_name} has no promises; only workflows have them."
             )
         self._attempt = attempt
         self._name = name

@@ -48,7 +48,7 @@ class KeyState:
         self._attempt.update_state(pb.ClearAllStateEntryMessage())
 
     def _check_access(self, *, writes: bool = False) -> None:
-        called = self._attempt.handler.called
+        called = self._attempt.handler.qualified_name
         if self._attempt.service is ServiceKind.SERVICE:
             raise ContextError(
                 f"{called} has no state; only virtual objects and workflows have it."

@@ -16,7 +16,7 @@ from durable_invocations.protocol.decoding import DEFAULT, Decoder, Limits
 from durable_invocations.protocol.failures import JOURNAL_MISMATCH, ErrorReport, ProtocolError
 from durable_invocations.protocol.services import ServiceKind
 from durable_invocations.serving.attempts.attempt import HandlerAttempt
-from durable_invocations.serving.calling import handle_attempt
+from durable_invocations.serving.calling import execute_handler
 from durable_invocations.serving.declarations.services import DeclaredHandler
 
 Message = MutableMapping[str, Any]
@@ -88,7 +88,7 @@ class Stream:
         try:
             if self._journal.closed is None:
                 self._attempt.task = asyncio.create_task(
-                    handle_attempt(self._attempt, tracebacks=self._options.tracebacks)
+                    execute_handler(self._attempt, tracebacks=self._options.tracebacks)
                 )
                 tasks.append(self._attempt.task)
                 await asyncio.sleep(0)

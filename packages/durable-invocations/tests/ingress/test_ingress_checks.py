@@ -5,7 +5,7 @@ from starlette.requests import Request
 from starlette.responses import PlainTextResponse
 from starlette.testclient import TestClient
 
-from asgi_guards.sending import OutputSender
+from asgi_guards.sending import SharedOutputs
 from durable_invocations import runtime_app
 from durable_invocations.errors import ConfigError
 from durable_invocations.ingress.addresses import parse_service_address
@@ -185,7 +185,7 @@ ONE = Value(value=b"1")
     ],
 )
 def test_an_output_has_the_content_type_of_the_manifest(handler, result, type_):
-    response = build_output_response(handler, "inv_1x", result, OutputSender())
+    response = build_output_response(handler, "inv_1x", result, SharedOutputs())
     assert response.headers.get("content-type") == type_
     assert response.status_code == 200
     assert response.headers["x-restate-id"] == "inv_1x"
@@ -196,7 +196,7 @@ def test_an_output_has_the_content_type_of_the_manifest(handler, result, type_):
 )
 def test_a_failures_code_is_the_status_where_http_has_it(code, status):
     response = build_output_response(
-        make_handler(), "inv_1x", Failure(code=code, message="no"), OutputSender()
+        make_handler(), "inv_1x", Failure(code=code, message="no"), SharedOutputs()
     )
     assert response.status_code == status
     assert bytes(response.body) == b'{"code":%d,"message":"no"}' % code

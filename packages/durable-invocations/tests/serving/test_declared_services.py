@@ -168,7 +168,7 @@ def test_a_decorator_may_have_parentheses_and_a_name(way):
     for service in (bare, called, named):
         (handler,) = service.handlers.values()
         assert (handler.kind, handler.function) == (kind, look)
-    assert named.handlers["look_again"].called == "Named.look_again"
+    assert named.handlers["look_again"].qualified_name == "Named.look_again"
 
 
 async def takes_lock(ctx: Context, lock: Lock) -> None:

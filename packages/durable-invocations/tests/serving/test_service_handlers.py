@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from durable_invocations import (
     Context,
-    KeyedRequest,
+    IdempotentRequest,
     TerminalError,
     VirtualObject,
     Workflow,
@@ -235,7 +235,7 @@ def test_a_handler_may_cancel_and_attach_to_other_invocations_and_read_their_out
         ctx.cancel("inv_1other")
         done = await ctx.output("inv_1other", default="going on")
         run = ctx.attach(WorkflowRun(workflow="W", key="k"))
-        request = KeyedRequest(service="T", handler="h", idempotency_key="i", key="k")
+        request = IdempotentRequest(service="T", handler="h", idempotency_key="i", key="k")
         return [done, *await ctx.gather(run, ctx.attach(request))]
 
     journal = make_journal(look)

@@ -225,7 +225,7 @@ def _get_first_line(error: BaseException) -> str:
 def _log_failure(
     claimed: Claimed, failed_attempts: int, report: ErrorReport, *, paused: bool
 ) -> None:
-    """Log the first failure in a row, and the last; `show` has the others."""
+    """Log the first failure in a row, and the one that pauses it."""
     label = f"{claimed.id} ({claimed.target})"
     # A service's text must stay one line, without terminal escapes.
     message = "".join(c if c.isprintable() else repr(c)[1:-1] for c in report.message[:MOST_LOGGED])

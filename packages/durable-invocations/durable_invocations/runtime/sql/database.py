@@ -5,12 +5,12 @@ from __future__ import annotations
 import sqlalchemy as sa
 
 from durable_invocations.errors import ConfigError, UnavailableError
-from sql_transactions.engine import DatabaseRole, open_engine
+from sql_transactions.engine import DatabaseUse, open_engine
 
 ENSURE_LOCK = 0x1_47C4_106
 """The PostgreSQL advisory lock for creating tables; an arbitrary constant."""
 
-INVOCATIONS_ROLE = DatabaseRole(
+INVOCATIONS_ROLE = DatabaseUse(
     name="database of invocations",
     setting="its URL",
     invalid=ConfigError,
@@ -19,7 +19,7 @@ INVOCATIONS_ROLE = DatabaseRole(
 
 
 def open_database(
-    url: str | sa.URL, role: DatabaseRole = INVOCATIONS_ROLE, *, keep_open: bool = False
+    url: str | sa.URL, role: DatabaseUse = INVOCATIONS_ROLE, *, keep_open: bool = False
 ) -> sa.Engine:
     """An engine for `sqlite:///file` or `postgresql://user:password@host/database`.
 

@@ -23,7 +23,7 @@ from durable_invocations.runtime.store.deployments import RegisteredService
 from durable_invocations.runtime.store.operations import Register, Unregister
 from durable_invocations.runtime.store.outcomes import ChangeOutcome, OperationRefusal, Registered
 from durable_invocations.runtime.store.views import Status
-from sql_transactions.row_values import insert_into
+from sql_transactions.row_values import make_insert
 
 
 def register(work: UnitOfWork, operation: Register) -> Registered | OperationRefusal:
@@ -118,6 +118,6 @@ def _join_deployments(work: UnitOfWork, other: str, to: str) -> None:
 
 def _upsert_row(work: UnitOfWork, table: sa.Table, row: dict[str, Any]) -> None:
     keys = [column.name for column in table.primary_key]
-    insert = insert_into(work.connection.dialect, table).values(row)
+    insert = make_insert(work.connection.dialect, table).values(row)
     rest = {name: insert.excluded[name] for name in row if name not in keys}
     work.connection.execute(insert.on_conflict_do_update(index_elements=keys, set_=rest))

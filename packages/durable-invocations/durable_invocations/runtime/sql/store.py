@@ -59,14 +59,14 @@ def _apply_each(do: Callable[[UnitOfWork, Any], Any]) -> Doing:
 
 
 # A transaction runs them in this order, which is that of an attempt's operations.
-DOING: Mapping[type[op.StoreOperation[Any]], Doing] = {
+EXECUTORS: Mapping[type[op.StoreOperation[Any]], Doing] = {
     op.Register: _apply_each(registering.register),
     op.Unregister: _apply_each(registering.unregister),
     op.Submit: submitting.submit,
     op.CommitEntry: commit,
     op.Suspend: suspending.suspend,
-    op.Finish: attempts.finish,
-    op.Fail: _apply_each(attempts.fail),
+    op.Finish: attempts.finish_invocations,
+    op.Fail: _apply_each(attempts.fail_attempt),
     op.CompleteAwakeable: _apply_each(awakeables.complete_awakeable),
     op.Cancel: _apply_each(stopping.cancel),
     op.Kill: _apply_each(stopping.kill),
@@ -137,7 +137,7 @@ class SqlStore:
         with begin_transaction(self.engine, writes=True) as connection:
             lock(connection)
             work = self._make_transaction(connection)
-            for kind, do in DOING.items():
+            for kind, do in EXECUTORS.items():
                 places = [at for at, operation in enumerate(operations) if type(operation) is kind]
                 if places:
                     results = do(work, [operations[at] for at in places])

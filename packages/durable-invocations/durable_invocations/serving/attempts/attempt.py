@@ -27,7 +27,7 @@ from durable_invocations.serving.attempts.operations import (
     make_value_parser,
 )
 from durable_invocations.serving.attempts.reports import make_report
-from durable_invocations.serving.attempts.running import Action
+from durable_invocations.serving.attempts.running import RunAction
 from durable_invocations.serving.attempts.steps import Steps, check_all, list_undone, where
 from durable_invocations.serving.declarations.services import DeclaredHandler
 
@@ -51,14 +51,16 @@ class HandlerAttempt(Steps):
         clock: Callable[[], float],
     ) -> None:
         journal = Journaling(version, wake=wake, execute=self._execute_run)
-        super().__init__(handler.called, journal, version=version, most=limits.journal_entries)
+        super().__init__(
+            handler.qualified_name, journal, version=version, most=limits.journal_entries
+        )
         self.service = service
         self.handler = handler
         self.clock = clock
         """The wall clock, in seconds."""
         self.run_tasks: set[asyncio.Task[None]] = set()
         """Runs under way."""
-        self._actions: dict[int, Action] = {}
+        self._actions: dict[int, RunAction] = {}
         self._executing: dict[int, asyncio.Future[None]] = {}
         self._failing = False
         """Whether a run has failed, and others may still end before it is reported."""
@@ -72,7 +74,9 @@ class HandlerAttempt(Steps):
     def __str__(self) -> str:
         """Its invocation and handler, for the log."""
         started = self.start is not None
-        return f"{self.start.debug_id if started else 'no invocation'} ({self.handler.called})"
+        return (
+            f"{self.start.debug_id if started else 'no invocation'} ({self.handler.qualified_name})"
+        )
 
     def log_failure(self, problem: str, error: BaseException) -> None:
         """Log why it failed, with the traceback of an error of the user's code."""
@@ -112,7 +116,7 @@ class HandlerAttempt(Steps):
         else:
             self._state.clear_all()
 
-    def run(self, action: Action) -> Operation[Any]:
+    def run(self, action: RunAction) -> Operation[Any]:
         """Begin a run, if it is not recorded."""
         operation = Operation(self, make_value_parser(action.serde))
         entry = make_frame(pb.RunEntryMessage(name=action.name), requires_ack=True)
@@ -159,12 +163,12 @@ class HandlerAttempt(Steps):
         self.run_tasks.add(task)
         task.add_done_callback(self.run_tasks.discard)
 
-    async def _run_action(self, index: int, action: Action) -> None:
+    async def _run_action(self, index: int, action: RunAction) -> None:
         """Execute a run, and journal how it ended; a cancellation ends it too."""
         counter, started_at = self.journal.counter, time.monotonic()
         assert counter is not None
         try:
-            prior_tries = counter.get_tries(index, action.name)
+            prior_tries = counter.get_failed_executions(index, action.name)
             message = await action.execute(prior_tries, time.monotonic, self)
         except (Exception, SystemExit, asyncio.CancelledError) as error:  # noqa: BLE001
             error_report = make_report(error, index, action.name, kinds.RUN.code)

@@ -22,7 +22,7 @@ class RunCounter:
         self._start = start
         self._kept = None if run_attempts is None else {run.index: run for run in run_attempts}
 
-    def get_tries(self, index: int, name: str) -> PriorTries:
+    def get_failed_executions(self, index: int, name: str) -> PriorTries:
         """How often the run failed before this attempt, and for how long."""
         if self._kept is None:
             return self._get_first_tries(index)

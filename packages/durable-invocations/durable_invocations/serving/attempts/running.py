@@ -1,4 +1,4 @@
-"""Side effects: functions that run once, and whose results the journal keeps."""
+"""Side effects: functions whose results the journal keeps, so that a replay calls none again."""
 
 from __future__ import annotations
 
@@ -65,7 +65,7 @@ class PriorTries:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Action:
+class RunAction:
     """A named function with its arguments, and how its result is kept and retried."""
 
     name: str

@@ -40,7 +40,7 @@ class DeclaredHandler:
     documentation: str = ""
 
     @property
-    def called(self) -> str:
+    def qualified_name(self) -> str:
         return f"{self.service}.{self.name}"
 
     @property
@@ -185,7 +185,7 @@ def _check_types(handler: DeclaredHandler) -> None:
             _ = serde and serde.schema()
         except Exception as error:
             raise ConfigError(
-                f"the {label} of {handler.called} has a type without a JSON schema: "
+                f"the {label} of {handler.qualified_name} has a type without a JSON schema: "
                 f"{str(error).splitlines()[0]} Give plain types, dataclasses or pydantic models, "
                 "or bytes."
             ) from error

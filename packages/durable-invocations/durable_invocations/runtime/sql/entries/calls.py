@@ -11,9 +11,9 @@ from durable_invocations.protocol import ids, kinds
 from durable_invocations.protocol.failures import Failure
 from durable_invocations.protocol.results import EMPTY, Result, Value
 from durable_invocations.runtime.sql.entries.invocation import (
-    NO_EFFECT,
+    WITHOUT_RESULT,
     CommittingInvocation,
-    EntryEffect,
+    EntryOutcome,
     make_violation,
 )
 from durable_invocations.runtime.sql.lifecycle.completing import register_wait
@@ -29,49 +29,51 @@ from durable_invocations.runtime.store.outcomes import OperationRefusal, Submitt
 
 def call(
     work: UnitOfWork, invocation: CommittingInvocation, message: Any
-) -> EntryEffect | OperationRefusal:
+) -> EntryOutcome | OperationRefusal:
     """Invoke a handler; the entry is completed when that invocation ends."""
     submitted = _submit_call(work, invocation, message, at=0)
     if isinstance(submitted, OperationRefusal):
         return submitted
     if submitted.result is None:
         register_wait(work, submitted.id, (invocation.number, invocation.length))
-    return EntryEffect(child=submitted.id, result=submitted.result)
+    return EntryOutcome(child=submitted.id, result=submitted.result)
 
 
 def call_one_way(
     work: UnitOfWork, invocation: CommittingInvocation, message: Any
-) -> EntryEffect | OperationRefusal:
+) -> EntryOutcome | OperationRefusal:
     """Invoke a handler, now or at a time, without waiting."""
     submitted = _submit_call(work, invocation, message, at=message.invoke_time)
-    return submitted if isinstance(submitted, OperationRefusal) else EntryEffect(child=submitted.id)
+    return (
+        submitted if isinstance(submitted, OperationRefusal) else EntryOutcome(child=submitted.id)
+    )
 
 
 def get_id(
     work: UnitOfWork, invocation: CommittingInvocation, message: Any
-) -> EntryEffect | OperationRefusal:
+) -> EntryOutcome | OperationRefusal:
     """Complete a GetCallInvocationId at once."""
     target = _find_called(work, invocation, message.call_entry_index)
     if isinstance(target, str):
-        return EntryEffect(result=Value(value=target.encode()))
-    return target if isinstance(target, OperationRefusal) else EntryEffect(result=target)
+        return EntryOutcome(result=Value(value=target.encode()))
+    return target if isinstance(target, OperationRefusal) else EntryOutcome(result=target)
 
 
 def cancel(
     work: UnitOfWork, invocation: CommittingInvocation, message: Any
-) -> EntryEffect | OperationRefusal:
+) -> EntryOutcome | OperationRefusal:
     """Cancel an invocation; does nothing if it is unknown or has ended."""
     target = _find_target(work, invocation, message)
     if isinstance(target, OperationRefusal):
         return target
     if isinstance(target, str):
         stop(work, Cancel(id=target))
-    return NO_EFFECT
+    return WITHOUT_RESULT
 
 
 def attach(
     work: UnitOfWork, invocation: CommittingInvocation, message: Any
-) -> EntryEffect | OperationRefusal:
+) -> EntryOutcome | OperationRefusal:
     """Complete an AttachInvocation when its target ends; with a failure if it is unknown."""
     target = _find_target(work, invocation, message)
     if not isinstance(target, str):
@@ -79,19 +81,19 @@ def attach(
     exists, outcome = find_result(work.connection, target)
     if exists and outcome is None:
         register_wait(work, target, (invocation.number, invocation.length))
-        return NO_EFFECT
-    return EntryEffect(result=outcome or _make_no_target(message))
+        return WITHOUT_RESULT
+    return EntryOutcome(result=outcome or _make_no_target(message))
 
 
 def output(
     work: UnitOfWork, invocation: CommittingInvocation, message: Any
-) -> EntryEffect | OperationRefusal:
+) -> EntryOutcome | OperationRefusal:
     """Complete a GetInvocationOutput at once: empty if the target has not ended."""
     target = _find_target(work, invocation, message)
     if not isinstance(target, str):
         return _answer_untargeted(target, message)
     exists, outcome = find_result(work.connection, target)
-    return EntryEffect(result=(outcome or EMPTY) if exists else _make_no_target(message))
+    return EntryOutcome(result=(outcome or EMPTY) if exists else _make_no_target(message))
 
 
 def _submit_call(
@@ -156,12 +158,12 @@ def _find_called(
 
 def _answer_untargeted(
     target: Failure | OperationRefusal | None, message: Any
-) -> EntryEffect | OperationRefusal:
+) -> EntryOutcome | OperationRefusal:
     """The outcome of an entry without a target invocation."""
     return (
         target
         if isinstance(target, OperationRefusal)
-        else EntryEffect(result=target or _make_no_target(message))
+        else EntryOutcome(result=target or _make_no_target(message))
     )
 
 

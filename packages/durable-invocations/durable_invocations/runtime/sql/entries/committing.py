@@ -12,10 +12,10 @@ from durable_invocations.protocol.failures import ProtocolError
 from durable_invocations.protocol.frames import Frame
 from durable_invocations.runtime.sql.entries import calls, promises, states, waiting
 from durable_invocations.runtime.sql.entries.invocation import (
-    NO_EFFECT,
+    WITHOUT_RESULT,
     CommittingInvocation,
     EntryAction,
-    EntryEffect,
+    EntryOutcome,
     make_violation,
 )
 from durable_invocations.runtime.sql.lifecycle.stopping import CANCEL, update_invocation
@@ -113,20 +113,20 @@ class _EntryCommitter:
 
     def _do_action(
         self, invocation: CommittingInvocation, frame: Frame
-    ) -> EntryEffect | OperationRefusal:
+    ) -> EntryOutcome | OperationRefusal:
         kind = frame.kind
         if not kind.entry or kind is kinds.INPUT:
             return make_violation(invocation, f"{kind} is not an entry that a handler makes.")
         action = ACTIONS.get(frame.code)
         if action is None or frame.completed:
-            return NO_EFFECT
+            return WITHOUT_RESULT
         message = frame.message()
         # Actions read the journal, and may complete its entries.
         self._write_rows()
         if invocation.canceled and frame.code in WAITING:
             update_invocation(self._work, invocation.number, canceled=False)
             invocation.canceled = False
-            return EntryEffect(result=CANCEL)
+            return EntryOutcome(result=CANCEL)
         acted = action(self._work, invocation, message)
         if frame.code == kinds.CANCEL_INVOCATION.code:
             self._refresh_canceled()
@@ -149,7 +149,7 @@ class _EntryCommitter:
         return CommittedEntry(index=operation.index, result=unpack_result(row.result))
 
     def _build_row(
-        self, invocation: CommittingInvocation, frame: Frame, name: str, acted: EntryEffect
+        self, invocation: CommittingInvocation, frame: Frame, name: str, acted: EntryOutcome
     ) -> dict[str, Any]:
         now, completed = self._work.now, frame.completed or acted.result is not None
         return {

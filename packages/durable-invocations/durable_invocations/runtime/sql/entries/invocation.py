@@ -24,16 +24,16 @@ class CommittingInvocation:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class EntryEffect:
+class EntryOutcome:
     """The entry is to be stored; a completable one without a result is open."""
 
     result: Result | None = None
     child: str | None = None
 
 
-NO_EFFECT = EntryEffect()
+WITHOUT_RESULT = EntryOutcome()
 
-EntryAction = Callable[[UnitOfWork, CommittingInvocation, Any], EntryEffect | OperationRefusal]
+EntryAction = Callable[[UnitOfWork, CommittingInvocation, Any], EntryOutcome | OperationRefusal]
 """Executes the next entry, with this message; if refused, nothing was done."""
 
 

@@ -12,7 +12,7 @@ from durable_invocations.protocol.services import ServiceKind
 from durable_invocations.runtime.sql.entries.invocation import (
     CommittingInvocation,
     EntryAction,
-    EntryEffect,
+    EntryOutcome,
     make_violation,
 )
 from durable_invocations.runtime.sql.lifecycle.completing import complete_waiting, register_wait
@@ -21,7 +21,7 @@ from durable_invocations.runtime.sql.services import load_services
 from durable_invocations.runtime.sql.tables import PROMISES, PROMISES_TABLE
 from durable_invocations.runtime.sql.transaction import CONFLICT, LONGEST, UnitOfWork
 from durable_invocations.runtime.store.outcomes import OperationRefusal
-from sql_transactions.row_values import insert_into
+from sql_transactions.row_values import make_insert
 
 _RESULT = sa.select(PROMISES.result).where(
     PROMISES.service == sa.bindparam("of"),
@@ -35,7 +35,7 @@ def require_workflow(action: EntryAction) -> EntryAction:
 
     def do_action(
         work: UnitOfWork, invocation: CommittingInvocation, message: Any
-    ) -> EntryEffect | OperationRefusal:
+    ) -> EntryOutcome | OperationRefusal:
         load_services(work, [invocation.service])
         service = work.services[invocation.service]
         if not invocation.key or (service is not None and service.kind is not ServiceKind.WORKFLOW):
@@ -50,24 +50,24 @@ def require_workflow(action: EntryAction) -> EntryAction:
     return do_action
 
 
-def get(work: UnitOfWork, invocation: CommittingInvocation, message: Any) -> EntryEffect:
+def get(work: UnitOfWork, invocation: CommittingInvocation, message: Any) -> EntryOutcome:
     """Complete a GetPromise, now or when the promise is completed."""
     outcome = _read_result(work, invocation, message.key)
     if outcome is None:
         register_wait(
             work, _make_target(invocation, message.key), (invocation.number, invocation.length)
         )
-    return EntryEffect(result=outcome)
+    return EntryOutcome(result=outcome)
 
 
-def peek(work: UnitOfWork, invocation: CommittingInvocation, message: Any) -> EntryEffect:
+def peek(work: UnitOfWork, invocation: CommittingInvocation, message: Any) -> EntryOutcome:
     """Complete a PeekPromise now."""
-    return EntryEffect(result=_read_result(work, invocation, message.key) or EMPTY)
+    return EntryOutcome(result=_read_result(work, invocation, message.key) or EMPTY)
 
 
 def complete(
     work: UnitOfWork, invocation: CommittingInvocation, message: Any
-) -> EntryEffect | OperationRefusal:
+) -> EntryOutcome | OperationRefusal:
     """Do a CompletePromise: it is empty the first time, else a failure."""
     completion = _parse_completion(message)
     if completion is None:
@@ -75,16 +75,16 @@ def complete(
             invocation, "it completes a promise with neither a value nor a failure."
         )
     row = {"service": invocation.service, "key": invocation.key, "name": message.key}
-    insert = insert_into(work.connection.dialect, PROMISES_TABLE)
+    insert = make_insert(work.connection.dialect, PROMISES_TABLE)
     insert_once = insert.on_conflict_do_nothing().returning(PROMISES.name)
     if (
         work.connection.scalar(insert_once.values(row | {"result": pack_result(completion)}))
         is None
     ):
         text = f"The promise {message.key!r} was completed already."
-        return EntryEffect(result=Failure(code=CONFLICT, message=text))
+        return EntryOutcome(result=Failure(code=CONFLICT, message=text))
     complete_waiting(work, {_make_target(invocation, message.key): completion})
-    return EntryEffect(result=EMPTY)
+    return EntryOutcome(result=EMPTY)
 
 
 def _parse_completion(message: Any) -> Result | None:

@@ -8,16 +8,16 @@ import sqlalchemy as sa
 
 from durable_invocations.protocol.results import EMPTY, Value, make_keys_value
 from durable_invocations.runtime.sql.entries.invocation import (
-    NO_EFFECT,
+    WITHOUT_RESULT,
     CommittingInvocation,
     EntryAction,
-    EntryEffect,
+    EntryOutcome,
     make_violation,
 )
 from durable_invocations.runtime.sql.tables import SERVICE_STATE_TABLE, STATE
 from durable_invocations.runtime.sql.transaction import LONGEST, UnitOfWork
 from durable_invocations.runtime.store.outcomes import OperationRefusal
-from sql_transactions.row_values import insert_into
+from sql_transactions.row_values import make_insert
 
 _OF = (STATE.service == sa.bindparam("of"), STATE.key == sa.bindparam("at"))
 _NAMED = STATE.name == sa.bindparam("named")
@@ -32,7 +32,7 @@ def require_key(action: EntryAction) -> EntryAction:
 
     def do_action(
         work: UnitOfWork, invocation: CommittingInvocation, message: Any
-    ) -> EntryEffect | OperationRefusal:
+    ) -> EntryOutcome | OperationRefusal:
         if not invocation.key:
             return make_violation(invocation, "it was invoked without a key, so it has no state.")
         if len(getattr(message, "key", b"")) > LONGEST:
@@ -42,39 +42,39 @@ def require_key(action: EntryAction) -> EntryAction:
     return do_action
 
 
-def get_value(work: UnitOfWork, invocation: CommittingInvocation, message: Any) -> EntryEffect:
+def get_value(work: UnitOfWork, invocation: CommittingInvocation, message: Any) -> EntryOutcome:
     """Complete a GetState at once."""
     value = work.connection.scalar(_VALUE, _bind_key(invocation) | {"named": message.key})
-    return EntryEffect(result=EMPTY if value is None else Value(value=value))
+    return EntryOutcome(result=EMPTY if value is None else Value(value=value))
 
 
-def get_keys(work: UnitOfWork, invocation: CommittingInvocation, _message: Any) -> EntryEffect:
+def get_keys(work: UnitOfWork, invocation: CommittingInvocation, _message: Any) -> EntryOutcome:
     """Complete a GetStateKeys at once; keys in byte order."""
     names = work.connection.scalars(_NAMES, _bind_key(invocation))
-    return EntryEffect(result=make_keys_value([bytes(name) for name in names]))
+    return EntryOutcome(result=make_keys_value([bytes(name) for name in names]))
 
 
-def set_value(work: UnitOfWork, invocation: CommittingInvocation, message: Any) -> EntryEffect:
+def set_value(work: UnitOfWork, invocation: CommittingInvocation, message: Any) -> EntryOutcome:
     """Do a SetState."""
     row = {"service": invocation.service, "key": invocation.key, "name": message.key}
-    insert = insert_into(work.connection.dialect, SERVICE_STATE_TABLE)
+    insert = make_insert(work.connection.dialect, SERVICE_STATE_TABLE)
     upsert = insert.on_conflict_do_update(
         index_elements=[STATE.service, STATE.key, STATE.name], set_={"value": insert.excluded.value}
     )
     work.connection.execute(upsert, row | {"value": message.value})
-    return NO_EFFECT
+    return WITHOUT_RESULT
 
 
-def clear(work: UnitOfWork, invocation: CommittingInvocation, message: Any) -> EntryEffect:
+def clear(work: UnitOfWork, invocation: CommittingInvocation, message: Any) -> EntryOutcome:
     """Do a ClearState."""
     work.connection.execute(_CLEAR, _bind_key(invocation) | {"named": message.key})
-    return NO_EFFECT
+    return WITHOUT_RESULT
 
 
-def clear_all(work: UnitOfWork, invocation: CommittingInvocation, _message: Any) -> EntryEffect:
+def clear_all(work: UnitOfWork, invocation: CommittingInvocation, _message: Any) -> EntryOutcome:
     """Do a ClearAllState."""
     work.connection.execute(_CLEAR_ALL, _bind_key(invocation))
-    return NO_EFFECT
+    return WITHOUT_RESULT
 
 
 def _bind_key(invocation: CommittingInvocation) -> dict[str, Any]:

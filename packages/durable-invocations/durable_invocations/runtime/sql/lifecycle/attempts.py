@@ -35,7 +35,7 @@ _OUTPUTS = (
 )
 
 
-def fail(work: UnitOfWork, operation: Fail) -> ChangeOutcome | OperationRefusal:
+def fail_attempt(work: UnitOfWork, operation: Fail) -> ChangeOutcome | OperationRefusal:
     """See the operation."""
     head = work.read_head(operation.id)
     if head is None or is_fenced(head, operation.fence):
@@ -62,7 +62,7 @@ def fail(work: UnitOfWork, operation: Fail) -> ChangeOutcome | OperationRefusal:
     return ChangeOutcome()
 
 
-def finish(
+def finish_invocations(
     work: UnitOfWork, operations: Sequence[Finish]
 ) -> list[ChangeOutcome | OperationRefusal]:
     """See the operation."""

@@ -14,7 +14,7 @@ from durable_invocations.runtime.sql.transaction import NOT_FOUND, UnitOfWork
 from durable_invocations.runtime.store.operations import CompleteAwakeable
 from durable_invocations.runtime.store.outcomes import ChangeOutcome, OperationRefusal
 from durable_invocations.runtime.store.views import Status
-from sql_transactions.row_values import insert_into
+from sql_transactions.row_values import make_insert
 
 AHEAD = 1_000
 """How far beyond a journal's end an awakeable may be completed already, in entries."""
@@ -51,7 +51,7 @@ def take_early_result(work: UnitOfWork, place: EntryId) -> Result | None:
 
 def _keep_result(work: UnitOfWork, place: EntryId, early_result: Result) -> bool:
     row = {"invocation": place[0], "idx": place[1], "result": pack_result(early_result)}
-    insert = insert_into(work.connection.dialect, EARLY_RESULTS_TABLE).values(row)
+    insert = make_insert(work.connection.dialect, EARLY_RESULTS_TABLE).values(row)
     insert_once = insert.on_conflict_do_nothing().returning(EARLY.idx)
     return work.connection.scalar(insert_once) is not None
 

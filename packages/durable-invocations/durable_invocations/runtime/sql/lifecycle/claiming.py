@@ -32,7 +32,7 @@ from durable_invocations.runtime.store.deployments import Deployment
 from durable_invocations.runtime.store.operations import Beat, Claim, Recover, Release
 from durable_invocations.runtime.store.outcomes import Claimed
 from durable_invocations.runtime.store.views import Status
-from sql_transactions.row_values import insert_into
+from sql_transactions.row_values import make_insert
 
 MOST_EAGER = 4_096
 """The most names of a state that a claim includes."""
@@ -151,7 +151,7 @@ def release(work: UnitOfWork, operation: Release) -> int:
 def record_beat(work: UnitOfWork, operation: Beat) -> int:
     """See the operation."""
     row = {"owner": operation.owner, "beat": 1}
-    insert = insert_into(work.connection.dialect, RUNTIMES_TABLE).values(row)
+    insert = make_insert(work.connection.dialect, RUNTIMES_TABLE).values(row)
     upsert = insert.on_conflict_do_update(
         index_elements=[RUNTIMES.owner], set_={"beat": RUNTIMES.beat + 1}
     )
@@ -171,7 +171,7 @@ def recover(work: UnitOfWork, operation: Recover) -> int:
 
 def _ensure_runtime(work: UnitOfWork, owner: str) -> None:
     """Let others see that the runtime is alive, even if they considered it dead."""
-    insert = insert_into(work.connection.dialect, RUNTIMES_TABLE)
+    insert = make_insert(work.connection.dialect, RUNTIMES_TABLE)
     row = {"owner": owner, "beat": 0}
     work.connection.execute(insert.on_conflict_do_nothing().values(row))
 

@@ -23,7 +23,7 @@ from durable_invocations.runtime.sql.transaction import BAD, LONGEST, UnitOfWork
 from durable_invocations.runtime.store.operations import Submit
 from durable_invocations.runtime.store.outcomes import OperationRefusal, Submitted
 from durable_invocations.runtime.store.views import Status
-from sql_transactions.row_values import insert_into
+from sql_transactions.row_values import make_insert
 
 _EXISTING = sa.select(INVOCATIONS.id, INVOCATIONS.identity, INVOCATIONS.result).where(
     INVOCATIONS.identity.in_(sa.bindparam("identities", expanding=True))
@@ -158,7 +158,7 @@ def _insert_new(
     """Insert the invocations whose ids are new; their numbers, by id."""
     if not new_invocations:
         return {}
-    insert = insert_into(work.connection.dialect, INVOCATIONS_TABLE).on_conflict_do_nothing(
+    insert = make_insert(work.connection.dialect, INVOCATIONS_TABLE).on_conflict_do_nothing(
         index_elements=[INVOCATIONS.id]
     )
     statement = insert.returning(INVOCATIONS.id, INVOCATIONS.number)

@@ -109,7 +109,7 @@ def get_remedy_verb(status: JobStatus) -> str:
 
 
 def explains_remedy(status: JobStatus) -> bool:
-    """Whether the message or the code names the fix; else a person finds the cause, then repairs."""
+    """Whether the message or the code names the fix; else a person has to find the cause."""
     return status.code in _VERBS or _REMEDY.search(status.message) is not None
 
 

@@ -64,7 +64,7 @@ class FeedRows:
     def read_if_small(self, most: int) -> pa.Table | None:
         """All rows; None if they exceed `most` bytes, or if Spark would read them differently.
 
-        Spark's feed has U+FFFD for what is not UTF-8. Otherwise raises as `ParquetReader.read` does.
+        Spark's feed has U+FFFD for what is not UTF-8. Else raises as `ParquetReader.read` does.
         """
         import pyarrow as pa
 

@@ -222,8 +222,8 @@ class Outbox:
     ) -> list[due_work.SenderWork]:
         """The due work of an endpoint whose lease the caller holds.
 
-        At most `room` pieces of work in lanes that are not `busy`: with `make_batch_id`, batches of at
-        most `size` events, which are recorded before this returns.
+        At most `room` pieces of work in lanes that are not `busy`: with `make_batch_id`, batches
+        of at most `size` events, which are recorded before this returns.
         """
         now = self.clock()
         if make_batch_id is None:

@@ -241,8 +241,8 @@ class IndexStore:
         """Reject for good whatever earlier runs have sent for these tenants.
 
         That covers inserts into the served table, dead letters, and staged rows not yet published;
-        `list_live_runs` returns the runs that work on the index for other tenants. The caller holds the
-        tenants' claims. Raises IscpError.
+        `list_live_runs` returns the runs that work on the index for other tenants. The caller
+        holds the tenants' claims. Raises IscpError.
         """
         store = self.reject_earlier_inserts(tenants)
         staged = [table for table in self.data.list_staging_tables() if table != self.staging]

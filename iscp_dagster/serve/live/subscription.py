@@ -181,7 +181,7 @@ class Subscription:
         )
 
     async def _stream_missed(self) -> AsyncGenerator[ChangeMessage, None]:
-        """The changes from its positions up to the feed's, which it reads from ClickHouse itself."""
+        """The changes from its positions up to the feed's, which it reads from ClickHouse."""
         while self._is_behind():
             upto = dict(self.feed.get_visible_positions(self.change_filter.tenants))
             page = await self.feed.read_with_retries(

@@ -27,7 +27,8 @@ Owner = tuple[str, SourceTable, str]
 def check_declared_once(tables: Sequence[SourceTable], databases: Sequence[str] = ()) -> None:
     """Reject tables, index views and names in Dagster that two declarations would both have.
 
-    `databases` are the names that the deployment gives its shards' databases, see `qualify_view_name`.
+    `databases` are the names that the deployment gives its shards' databases; see
+    `qualify_view_name`.
     Raises ClashError.
     """
     _refuse_one_name(tables)

@@ -18,8 +18,8 @@ from sql_transactions.engine import (
 
 ADDS = """
 import sys
-from sql_transactions.engine import DatabaseRole, begin_transaction, open_engine, prepare_engine
-role = DatabaseRole(name="shop", setting="SHOP_URL")
+from sql_transactions.engine import DatabaseUse, begin_transaction, open_engine, prepare_engine
+role = DatabaseUse(name="shop", setting="SHOP_URL")
 engine = prepare_engine(open_engine(sys.argv[1], role), role)
 for _ in range(50):
     with begin_transaction(engine, writes=True) as connection:

@@ -127,7 +127,7 @@ class Usage:
 
     tenant: str
     name: JobID
-    completed: int = 0
+    iterations: int = 0
     failed: int = 0
     canceled: int = 0
     """Ended without a result, also because the run or table is gone."""

@@ -188,7 +188,7 @@ def _split_by_size(
     def sum_sizes(candidate: DueIteration) -> int:
         return sum(sizes.get(tenant, 0) for tenant in candidate.iteration.tenants)
 
-    ordered = sorted(members, key=attrgetter("began"))
+    ordered = sorted(members, key=attrgetter("oldest_start_at"))
     most, most_size = SCANS_PER_RUN * MOST_TENANTS, SCANS_PER_RUN * MOST_BYTES
     yield from split_into_portions(ordered, most=most, size=sum_sizes, most_size=most_size)
 

@@ -74,7 +74,7 @@ def describe_usage(job_usage: Usage) -> dict[str, Any]:
     return {
         "tenant": job_usage.tenant,
         "job": str(job_usage.name),
-        "iterations": job_usage.completed,
+        "iterations": job_usage.iterations,
         "failed": job_usage.failed,
         "canceled": job_usage.canceled,
         "inserted": job_usage.inserted,

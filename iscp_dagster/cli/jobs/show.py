@@ -210,7 +210,7 @@ def _build_narrow_usage(usages: Sequence[Usage]) -> Listing:
     rows = [
         (
             (str(job_usage.name), job_usage.tenant),
-            f"{job_usage.completed:,}",
+            f"{job_usage.iterations:,}",
             (f"{job_usage.failed:,}", f"{job_usage.canceled:,}"),
             (f"{job_usage.inserted:,}", f"{job_usage.deleted:,}"),
             f"{job_usage.bytes:,}",

@@ -115,7 +115,7 @@ def read_usage(
         Usage(
             tenant=row.tenant,
             name=JobID(db=row.db_name, table=row.table_name, job=row.job_name),
-            completed=row.iterations,
+            iterations=row.iterations,
             failed=row.failed,
             canceled=row.canceled,
             inserted=int(row.inserted),

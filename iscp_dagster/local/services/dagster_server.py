@@ -87,7 +87,7 @@ def build_services(settings: StackSettings) -> list[Service]:
             after=CODE,
             probe=health.is_daemon_alive,
             check=health.find_daemon_problem,
-            pace=4,
+            check_interval_factor=4,
         ),
         _build_service(
             settings,
@@ -100,7 +100,7 @@ def build_services(settings: StackSettings) -> list[Service]:
             after=CODE,
             probe=health.is_code_loaded,
             check=health.find_web_problem,
-            pace=2,
+            check_interval_factor=2,
             note=health.find_code_problem,
         ),
     ]

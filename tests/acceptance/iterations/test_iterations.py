@@ -383,7 +383,7 @@ def test_an_index_that_cannot_be_put_in_place_stops_no_sibling(deployment, monke
             raise UnavailableError("no answer")
         return replace_(store, rows, **named)
 
-    monkeypatch.setattr(IndexStore, "replace", refuse)
+    monkeypatch.setattr(IndexStore, "publish_tenants", refuse)
     found = {type(each): each for each in table.materialize()}
     assert found[FailedStep].code == UnavailableError.code
     assert found[FailedStep].claim.key.job_name == "mirror"
@@ -662,9 +662,9 @@ def test_what_a_zombie_serves_too_late_does_not_stay(deployment, monkeypatch):
         monkeypatch.undo()
         deployment.log.recover_run_jobs({"zombie"})
         table.run(table.iteration("a"), "heir")
-        return store.replace(*rows, **named)
+        return store.publish_tenants(*rows, **named)
 
-    monkeypatch.setattr(IndexStore, "replace", overtaken)
+    monkeypatch.setattr(IndexStore, "publish_tenants", overtaken)
     with raises_naming(FenceError, "zombie"):
         table.run(iteration, "zombie")
     table.follow()

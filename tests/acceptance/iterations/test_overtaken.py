@@ -152,7 +152,7 @@ def test_a_snapshot_that_is_put_in_place_when_its_claim_is_lost_is_not_what_stay
         late = next(run)
 
         def heir():
-            monkeypatch.setattr(IndexStore, "replace", replaced)
+            monkeypatch.setattr(IndexStore, "publish_tenants", replaced)
             deployment.log.recover_run_jobs({"late"})
             add(table, 3)
             table.follow()
@@ -166,7 +166,7 @@ def test_a_snapshot_that_is_put_in_place_when_its_claim_is_lost_is_not_what_stay
             heir()
             return found
 
-        monkeypatch.setattr(IndexStore, "replace", with_an_heir)
+        monkeypatch.setattr(IndexStore, "publish_tenants", with_an_heir)
         with pytest.raises(FenceError):
             publish_one(deployment, late)
     check(table)

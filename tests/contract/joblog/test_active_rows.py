@@ -35,7 +35,11 @@ def test_active_rows_are_added_and_removed_by_key_and_keep_to_their_job(log):
         store_active_set(connection, JOB, STORED, added=["a", "b'\"%", LONG, NUL])
         store_active_set(connection, OTHER, replace(STORED, registration=2), added=["a"])
         store_active_set(
-            connection, JOB, replace(STORED, number=3, gap="why"), added=["a", "c"], removed=["zz"]
+            connection,
+            JOB,
+            replace(STORED, row_count=3, gap="why"),
+            added=["a", "c"],
+            removed=["zz"],
         )
     assert read_keys(log, JOB) == {"a", "b'\"%", "c", LONG, NUL}
     assert read_keys(log, JOB, ["a", LONG, "nowhere"]) == {"a", LONG}

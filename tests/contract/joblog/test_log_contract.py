@@ -442,7 +442,7 @@ def test_repairs_are_counted_until_a_range_is_done(log):
     assert begin_run(6, "killed").repairs == 2
     log.recover_run_jobs(["killed"])
     log.enqueue(over(key("a"), start=5, to=6), "run-3")
-    log.refuse("run-3", 1_100, "no answer")
+    log.fail_queued_jobs("run-3", 1_100, "no answer")
     claim = begin_run(7, "run-4")
     assert (claim.repairs, len(claim.steps)) == (2, 2)
     second = advance(log, claim, {})

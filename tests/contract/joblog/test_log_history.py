@@ -50,7 +50,7 @@ def test_history_says_who_did_what_when(log):
     log.unregister("acme", name())
     history = log.read_history(tenant="acme", name=name())
     events = [
-        (e.event.value, e.before and e.before.label, e.after.label, e.actor, e.code)
+        (e.event.value, e.from_state and e.from_state.label, e.to_state.label, e.actor, e.code)
         for e in history
     ]
     assert events == [

@@ -70,10 +70,10 @@ def test_what_could_not_be_claimed_has_failed_like_what_was(log):
     log.enqueue(over(key("a"), key("b")), "ticket-1")
     log.enqueue(over(key("c")), "ticket-2")
     log.claim_jobs(over(key("d")), "run", LAYOUT)
-    assert log.refuse("ticket-1", UnavailableError.code, "away\0") == (key("a"), key("b"))
-    assert log.refuse("ticket-1", UnavailableError.code, "away") == ()
-    assert log.refuse("run", UnavailableError.code, "it has begun") == ()
-    assert log.refuse("ticket-2", SourceError.code, "no such table") == (key("c"),)
+    assert log.fail_queued_jobs("ticket-1", UnavailableError.code, "away\0") == (key("a"), key("b"))
+    assert log.fail_queued_jobs("ticket-1", UnavailableError.code, "away") == ()
+    assert log.fail_queued_jobs("run", UnavailableError.code, "it has begun") == ()
+    assert log.fail_queued_jobs("ticket-2", SourceError.code, "no such table") == (key("c"),)
     assert states(log) == {"a": "completed", "b": "completed", "c": "error", "d": "running"}
     status = log.find_job(key("a")).status
     assert (status.code, status.message, status.attempts) == (1_100, "away", 1)

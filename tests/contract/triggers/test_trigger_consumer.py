@@ -64,7 +64,7 @@ def test_it_fires_on_transitions_and_not_on_changes_with_one_id_for_each_tenants
 
 def test_a_row_that_matched_before_the_trigger_was_there_is_active_without_an_event(alerts):
     assert (alerts.events(), alerts.active()) == ([], {A2})
-    assert (alerts.held("acme").number, alerts.held("globex").number) == (1, 0)
+    assert (alerts.held("acme").row_count, alerts.held("globex").row_count) == (1, 0)
 
 
 def test_with_initial_fire_it_gives_an_event_and_only_once(log):
@@ -226,7 +226,7 @@ def test_another_condition_is_another_generation_found_by_a_snapshot_without_eve
     assert_names(report["gap"], 2, "'large_trade'")
     assert alerts.events() == events
     assert alerts.watermarks()["acme"] == 2
-    assert alerts.held("acme").definition == alerts.consumer().evaluator.definition
+    assert alerts.held("acme").definition == alerts.consumer().evaluator.definition_digest
     # In between by the conditions, and what was active by the earlier ones does not count.
     assert A1 not in alerts.active()
 
@@ -274,7 +274,7 @@ def test_without_hysteresis_no_active_row_is_kept_but_counted(log):
     alerts = Alerts(log, Trades(RISING, hysteresis=False))
     alerts.register("acme", "globex")
     alerts.iterate(0)
-    assert alerts.held("acme").number == 1
+    assert alerts.held("acme").row_count == 1
     report = alerts.iterate(2).reports["acme"]
     assert (report["matches"], report["unmatches"], report["active"]) == (1, 1, 1)
     assert alerts.active() == set()
@@ -287,4 +287,4 @@ def test_without_hysteresis_no_active_row_is_kept_but_counted(log):
         ("UNMATCH", "acme", 4),
         ("UNMATCH", "acme", 4),
     ]
-    assert (alerts.held("acme").number, alerts.held("globex").number) == (0, 1)
+    assert (alerts.held("acme").row_count, alerts.held("globex").row_count) == (0, 1)

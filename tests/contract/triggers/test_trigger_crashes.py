@@ -45,7 +45,7 @@ def kill_run(alerts, point):
             retriever = alerts.retriever(sink, snapshot=False)
             consumer = alerts.consumer()
             method = point[1]
-            if method == "put":
+            if method == "record_events":
                 consumer = replace(consumer, outbox=Fatal(Outbox(alerts.log.engine), *point))
             elif method == "update_watermark":
                 retriever = Fatal(retriever, *point)
@@ -58,8 +58,8 @@ def kill_run(alerts, point):
 @pytest.mark.parametrize(
     "point",
     [
-        ("before", "put"),
-        ("after", "put"),
+        ("before", "record_events"),
+        ("after", "record_events"),
         ("before", "update_watermark"),
         ("after", "update_watermark"),
         ("after", "commit"),
@@ -82,4 +82,4 @@ def test_the_next_run_gives_the_events_that_the_dead_one_did_not(log, point):
         ("UNMATCH", "acme", a1, 2),
         ("UNMATCH", "globex", b1, 2),
     ]
-    assert (alerts.active(), alerts.held("globex").number) == (set(), 0)
+    assert (alerts.active(), alerts.held("globex").row_count) == (set(), 0)

@@ -34,7 +34,7 @@ def end(outbox, outcome, *ids, status=200, endpoint=None, **batches):
     }
     results = [result(outbox, messages[id_], outcome, status, "said \0 so") for id_ in ids]
     known = outbox.list_endpoints().get("alerts", EndpointState(name="alerts"))
-    outbox.record(endpoint or known, results)
+    outbox.record_attempts(endpoint or known, results)
 
 
 def test_a_failing_event_holds_back_its_own_key_alone(outbox, watch):
@@ -71,14 +71,14 @@ def test_attempts_are_kept_with_the_answer_and_the_next_try(outbox, watch):
     end(outbox, again(outbox, 5), "alarm-1", status=503)
     watch.move(5)
     end(outbox, DELIVERED, "alarm-1", status=204)
-    ((delivery,), (first, second)) = outbox.show("alarm-1")
+    ((delivery,), (first, second)) = outbox.read_event_deliveries("alarm-1")
     assert (delivery.attempts, delivery.state.label) == (2, "delivered")
     assert delivery.body == event(1).body
     assert delivery.source_timestamp == event(1).source_timestamp
     assert (first.status, first.answer, first.verdict) == (503, "said \\0 so", "again")
     assert (first.next_at - first.at, first.seconds) == (timedelta(seconds=5), 0.25)
     assert (second.status, second.verdict, second.next_at) == (204, "delivered", None)
-    assert outbox.show("alarm-2") == ([], [])
+    assert outbox.read_event_deliveries("alarm-2") == ([], [])
 
 
 def test_a_batch_keeps_its_composition_until_it_is_accepted(outbox, watch):
@@ -99,7 +99,7 @@ def test_a_batch_keeps_its_composition_until_it_is_accepted(outbox, watch):
     watch.move(60)
     end(outbox, DELIVERED, message.id, **batches)
     assert claim_ids(outbox, **batches) == [["alarm-4"], ["alarm-5", "alarm-6"]]
-    ((delivery,), attempts) = outbox.show("alarm-2")
+    ((delivery,), attempts) = outbox.read_event_deliveries("alarm-2")
     assert (delivery.attempts, delivery.batch_id) == (2, message.id)
     assert [(each.status, each.events) for each in attempts] == [(500, 3), (200, 3)]
 
@@ -152,12 +152,12 @@ def test_a_person_pauses_and_resumes_an_endpoint_and_a_sender_does_not_undo_it(o
     assert outbox.list_endpoints()["alerts"].health.consecutive_refusals == 3
     assert outbox.pause("alerts").state == "paused"
     refused = replace(failed, state=EndpointChange.PAUSE.value, reason="refused")
-    outbox.record(refused, [])
+    outbox.record_attempts(refused, [])
     assert outbox.list_endpoints()["alerts"].reason != "refused"
     assert claim_ids(outbox) == []
     resumed = outbox.resume("alerts")
     assert (resumed.active, resumed.health, resumed.reason) == (True, EndpointHealth(), "")
-    outbox.record(refused, [])
+    outbox.record_attempts(refused, [])
     assert outbox.list_endpoints()["alerts"].active
     assert claim_ids(outbox) == [["alarm-1"]]
     assert outbox.list_deliveries()[0].attempts == 0
@@ -205,7 +205,7 @@ def test_an_event_put_while_the_one_before_it_ends_is_due_next(outbox):
 
     def put_second():
         with begin_transaction(outbox.engine, writes=True) as connection:
-            outbox.put(connection, [event(2, key="a")])
+            outbox.record_events(connection, [event(2, key="a")])
             inserted.set()
             # If it can end now, it does not see this one.
             ended.wait(0.5)
@@ -213,7 +213,7 @@ def test_an_event_put_while_the_one_before_it_ends_is_due_next(outbox):
     def end_first():
         inserted.wait(30)
         work = outbox.prepare_work("alerts", room=1, busy=())
-        outbox.record(EndpointState(name="alerts"), [result(outbox, work[0].messages[0])])
+        outbox.record_attempts(EndpointState(name="alerts"), [result(outbox, work[0].messages[0])])
         ended.set()
 
     threads = [threading.Thread(target=work) for work in (put_second, end_first)]

@@ -81,7 +81,7 @@ def test_what_ended_a_month_ago_is_pruned_and_pending_events_stay(outbox, deploy
     assert prune_events(deployment) == 3
     assert sorted(each.event_id for each in outbox.list_deliveries()) == ["alarm-3", "alarm-4"]
     assert claim_ids(outbox) == [["alarm-3"]]
-    assert outbox.show("alarm-1") == ([], [])
-    (_, attempts) = outbox.show("alarm-4")
+    assert outbox.read_event_deliveries("alarm-1") == ([], [])
+    (_, attempts) = outbox.read_event_deliveries("alarm-4")
     assert len(attempts) == 1
     assert prune_events(deployment) == 0

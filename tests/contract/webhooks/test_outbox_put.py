@@ -39,7 +39,7 @@ def test_equal_keys_of_two_tenants_and_triggers_do_not_wait_for_each_other(outbo
 
 def test_events_that_the_caller_rolls_back_are_not_put(outbox):
     with begin_transaction(outbox.engine, writes=True) as connection:
-        outbox.put(connection, [event(1)])
+        outbox.record_events(connection, [event(1)])
         connection.get_transaction().rollback()
     assert list_rows(outbox) == []
 

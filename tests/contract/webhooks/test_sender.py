@@ -107,7 +107,7 @@ async def test_events_arrive_in_order_and_a_failing_one_delays_only_its_key(outb
         assert ids_of(receiver, 1, 4, 7) == ["alarm-1", "alarm-4", "alarm-7"]
         watch.move(5)
         await until(lambda: len(failing) == 0)
-        await until(lambda: outbox.show("alarm-0")[0][0].attempts == 2)
+        await until(lambda: outbox.read_event_deliveries("alarm-0")[0][0].attempts == 2)
         watch.move(299)
         put(outbox, event(10))
         await until(lambda: count_events(outbox) == 7)
@@ -119,7 +119,7 @@ async def test_events_arrive_in_order_and_a_failing_one_delays_only_its_key(outb
     assert len({request.body for request in tries}) == 1
     stamps = [int(request.headers["webhook-timestamp"]) for request in tries]
     assert [stamp - stamps[0] for stamp in stamps] == [0, 5, 305]
-    _, attempts = outbox.show("alarm-0")
+    _, attempts = outbox.read_event_deliveries("alarm-0")
     delays = [attempt.next_at and attempt.next_at - attempt.at for attempt in attempts]
     assert delays == [timedelta(seconds=5), timedelta(minutes=5), None]
 
@@ -178,7 +178,7 @@ async def test_an_event_that_the_receiver_refuses_is_dead_and_the_next_is_sent(o
         put(outbox, event(0, key="a"), event(1, key="a"))
         await until(lambda: count_events(outbox) == 1)
         assert receiver.ids == ["alarm-0", "alarm-1"]
-    ((delivery,), (attempt,)) = outbox.show("alarm-0")
+    ((delivery,), (attempt,)) = outbox.read_event_deliveries("alarm-0")
     assert (delivery.state.label, attempt.answer) == ("dead", "no such field")
 
 
@@ -192,7 +192,7 @@ async def test_batches_are_all_or_nothing_and_composed_once(outbox, watch):
         put(outbox, *[event(number, key=number % 2) for number in range(7)])
         async with run_sender(outbox, receiver, batch=4, concurrency=1):
             await until(lambda: receiver.requests and count_events(outbox, "pending") == 7)
-            await until(lambda: outbox.show("alarm-0")[1])
+            await until(lambda: outbox.read_event_deliveries("alarm-0")[1])
             put(outbox, event(7, key=0))
             watch.move(5)
             await until(lambda: count_events(outbox) == 8)
@@ -228,7 +228,7 @@ async def test_a_refused_batch_is_split_down_to_the_refused_events(outbox, statu
     for key in range(3):
         of_key = [id_ for id_ in ids if int(id_.split("-")[1]) % 3 == key]
         assert of_key == [f"alarm-{number}" for number in range(key, 12, 3)]
-    (delivery,), attempts = outbox.show("alarm-5")
+    (delivery,), attempts = outbox.read_event_deliveries("alarm-5")
     assert (delivery.attempts, attempts[-1].verdict) == (1, "dead")
 
 
@@ -348,7 +348,7 @@ async def test_the_time_of_the_last_delivery_is_kept_though_others_fail(outbox, 
         async with run_sender(outbox, receiver):
             for number in range(3):
                 put(outbox, event(number))
-                await until(lambda n=number: outbox.show(f"alarm-{n}")[1])
+                await until(lambda n=number: outbox.read_event_deliveries(f"alarm-{n}")[1])
                 watch.move(1)
         state = outbox.list_endpoints()["alerts"]
     assert state.delivered_at == watch() - timedelta(seconds=3)

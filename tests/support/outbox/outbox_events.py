@@ -34,7 +34,7 @@ def event(number, *, key=None, to=("alerts",), trigger="alarm", tenant="acme", t
 
 def put(outbox, *events, **bounds):
     with begin_transaction(outbox.engine, writes=True) as connection:
-        outbox.put(connection, events, bounds=bounds)
+        outbox.record_events(connection, events, bounds=bounds)
 
 
 def again(outbox, seconds):

@@ -94,7 +94,7 @@ def attempt(outbox, status, outcome, text=""):
     batches = outbox.prepare_work("alerts", room=100, busy=())
     messages = [message for batch in batches for message in batch.messages]
     results = [result(outbox, message, outcome, status, text) for message in messages]
-    outbox.record(outbox.list_endpoints()["alerts"], results)
+    outbox.record_attempts(outbox.list_endpoints()["alerts"], results)
 
 
 def list_ids(iscp, *options):
@@ -105,12 +105,12 @@ def test_events_are_listed_with_their_attempts_and_next_try(iscp, outbox):
     put(outbox, event(1))
     attempt(outbox, 503, again(outbox, 300))
     counts, *lines = iscp.read_text("events", "list").splitlines()
-    assert counts == "1 event: 1 pending"
+    assert counts == "1 delivery: 1 pending"
     assert lines[0].split() == ["event", "type", "endpoint", "state", "recorded"]
     assert lines[1].split() == ["trigger,", "key", "attempts", "next", "try"]
     assert lines[2].split() == ["alarm-1", "MATCH", "alerts", "pending", "06-18", "12:00:01"]
     assert lines[3].split() == ["alarm", "acme/1", "1", "06-18", "12:21:40"]
-    assert lines[-1] == "1 event"
+    assert lines[-1] == "1 delivery"
 
 
 def test_a_long_event_fits_the_terminal(iscp, outbox):
@@ -130,7 +130,7 @@ def test_events_are_chosen_by_state_endpoint_tenant_and_time(iscp, outbox):
     assert list_ids(iscp, "--from", since, "--endpoint", "alerts") == ["alarm-3", "alarm-2"]
     assert list_ids(iscp, "--from", since, "--to", to) == ["alarm-2"]
     assert list_ids(iscp, "--limit", "1") == ["alarm-3"]
-    assert_names(iscp.read_text("events", "list", "--limit", "1"), "1 event", "--limit")
+    assert_names(iscp.read_text("events", "list", "--limit", "1"), "1 delivery", "--limit")
 
 
 def test_events_are_counted_whatever_the_limit_and_one_line_each_when_piped(iscp, outbox, piped):
@@ -138,10 +138,10 @@ def test_events_are_counted_whatever_the_limit_and_one_line_each_when_piped(iscp
     attempt(outbox, 204, DELIVERED)
     put(outbox, event(5, key="k" * 90))
     counts, heads, row, end = iscp("events", "list", "--limit", "1")[1].splitlines()
-    assert counts.startswith("5 events: ")
+    assert counts.startswith("5 deliveries: ")
     assert heads.split()[:3] == ["event", "trigger,", "key"]
     assert row.split()[:3] == ["alarm-5", "alarm", "acme/" + "k" * 90]
-    assert_names(end, "1 event", "--limit")
+    assert_names(end, "1 delivery", "--limit")
     assert iscp("events", "list", "--state", "delivered")[1].count("alarm-") == 4
     assert len(iscp("endpoint", "list")[1].splitlines()) == 1 + 2
 
@@ -224,9 +224,9 @@ def test_a_replay_of_a_time_range_has_the_same_ids(iscp, outbox):
     attempt(outbox, 204, DELIVERED)
     second, third, fourth = ((NOON + timedelta(seconds=n)).isoformat() for n in (2, 3, 4))
     replay = ("events", "replay", "alarm")
-    assert_names(iscp.read_text(*replay, "--from", second, "--to", fourth), "2 events", "alarm")
+    assert_names(iscp.read_text(*replay, "--from", second, "--to", fourth), "2 deliveries", "alarm")
     assert list_ids(iscp, "--state", "pending") == ["alarm-3", "alarm-2"]
-    assert_names(iscp.read_text(*replay, "--from", second, "--to", third), "1 event", "alarm")
+    assert_names(iscp.read_text(*replay, "--from", second, "--to", third), "1 delivery", "alarm")
     answer = iscp.read_json(*replay, "--from", second)
     assert answer == {"trigger": "alarm", "events": 3}
     assert iscp(*replay)[0] == 2
@@ -307,11 +307,13 @@ def test_health_names_an_endpoint_that_has_been_failing_for_long(outbox, watch):
     outbox.take_leases(["alerts"], "sender", 60)
     alerts = outbox.list_endpoints()["alerts"]
     failing = replace(alerts, health=EndpointHealth(failing_since=outbox.clock()))
-    outbox.record(failing, [])
+    outbox.record_attempts(failing, [])
     watch.move(700)
     # Nothing waits for it, so that nothing may be wrong any more.
     assert inspect(outbox) == {"alerts": NOTHING}
-    outbox.record(replace(failing, health=EndpointHealth(failing_since=outbox.clock())), [])
+    outbox.record_attempts(
+        replace(failing, health=EndpointHealth(failing_since=outbox.clock())), []
+    )
     put(outbox, event(1))
     watch.move(600)
     assert inspect(outbox) == {"alerts": NOTHING}

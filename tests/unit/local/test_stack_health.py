@@ -180,7 +180,7 @@ async def test_a_stalled_service_is_started_again_when_nothing_below_it_works(
 
 def test_a_service_that_failed_is_checked_again_soon(tmp_path: Path) -> None:
     """A service that is checked four times less often recovers as fast as any other."""
-    service = server(tmp_path, find_free_port(), pace=4)
+    service = server(tmp_path, find_free_port(), check_interval_factor=4)
     monitor = HealthMonitor(service, os.getpid(), time.time(), lambda **_: None, RestartPolicy())
     assert monitor._pause() == 12
     monitor._record_failure("answers nothing", time.monotonic())

@@ -218,7 +218,7 @@ def test_a_port_that_is_taken_while_jars_are_fetched_is_replaced(tmp_path, monke
             others.enter_context(socket.create_server(("127.0.0.1", before.clickhouse_port)))
             used.append(before)
 
-        monkeypatch.setattr(plan, "fetch", fetch)
+        monkeypatch.setattr(plan, "fetch_missing_jars", fetch)
         assert control.start_stack({"dagster": find_free_port()}, [], detach=False) == 0
     before, after = used
     assert before.clickhouse_port != after.clickhouse_port

@@ -49,7 +49,9 @@ class Instance:
 
 class Ticking:
     def __init__(self, folder, monkeypatch):
-        monkeypatch.setattr("iscp_dagster.location.sensor.recovery.Recovery.look", lambda *_: None)
+        monkeypatch.setattr(
+            "iscp_dagster.location.sensor.recovery.Recovery.clean_up_runs", lambda *_: None
+        )
         monkeypatch.setattr(
             "iscp_dagster.location.sensor.runner.ensure_instance_name", lambda _: "me"
         )

@@ -198,10 +198,10 @@ def test_after_an_outage_of_the_log_live_runs_may_renew_their_leases_first(world
     instance, recovery = world.recoveries[0]
     recovery.deployment = replace(world.deployment, log=Away())
     with pytest.raises(UnavailableError):
-        recovery.look(instance)
+        recovery.clean_up_runs(instance)
     world.now += 600
     recovery.deployment = world.deployment
-    recovery.look(instance)
+    recovery.clean_up_runs(instance)
     assert world.states() == {"runs": "running"}
     del world.recoveries[1:]
     world.pass_(600, "run")
@@ -220,7 +220,7 @@ def test_a_first_look_frees_only_jobs_whose_runs_ended_in_its_dagster(world):
     del world.recoveries[1:]
     instance, _ = world.recoveries.pop()
     world.now += world.log.leases.run / 2 + 1
-    world.make_recovery().look(instance)
+    world.make_recovery().clean_up_runs(instance)
     assert world.states() == {"ended": "completed", "unsure": "running"}
 
 

@@ -264,7 +264,7 @@ def test_an_unreported_error_is_shown_until_the_tenant_is_materialized(location)
     assert run().success
     (job,) = [job for job in log.list_jobs(tenant="us") if job.key.job_name == "a_large"]
     log.enqueue(Iteration.from_jobs([job], Moment(job.watermark.version + 1)), "never begun")
-    log.refuse("never begun", 10_240, "cannot be read")
+    log.fail_queued_jobs("never begun", 10_240, "cannot be read")
     assert location.list_partitions("a_large")["us"] is Status.MATERIALIZED
     (failure,) = run().get_step_failure_events()
     assert_names(failure.step_failure_data.error.message, "'us'", "cannot be read")

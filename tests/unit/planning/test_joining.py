@@ -91,7 +91,7 @@ def count_fewest(members):
     for count in range(1, len(starts) + 1):
         for chosen in combinations(starts, count):
             if all(
-                any(each.since <= at <= each.iteration.from_.version for at in chosen)
+                any(each.earliest_start <= at <= each.iteration.from_.version for at in chosen)
                 for each in members
             ):
                 return count
@@ -107,7 +107,7 @@ def test_each_job_is_in_one_iteration_within_its_bounds_and_there_are_as_few_as_
         start = each.iteration.from_.version
         for job in each.iteration.jobs:
             member = by_job[job]
-            assert member.since <= start <= member.iteration.from_.version
+            assert member.earliest_start <= start <= member.iteration.from_.version
             assert get_group(member) == get_group(each)
         assert {job.key for job in each.jobs} == set(each.iteration.jobs)
     groups = {}
@@ -229,7 +229,7 @@ def work_off(tenants, join):
         for each in iterations:
             for job in each.jobs:
                 step, number = by_job[job].iteration, int(job.tenant[1:])
-                assert by_job[job].since <= each.from_.version <= step.from_.version
+                assert by_job[job].earliest_start <= each.from_.version <= step.from_.version
                 taken = each.to.version - step.from_.version
                 assert 3 * taken >= step.to.version - step.from_.version
                 assert each.to <= step.to

@@ -182,7 +182,7 @@ def installed(monkeypatch, tmp_path):
         "from iscp_dagster.batchstates.memory import MemoryStates\n\n"
         "class Kept(MemoryStates):\n"
         "    def __init__(self, setting, backing):\n"
-        "        super().__init__()\n        self.place = setting, backing.log_url\n"
+        "        super().__init__()\n        self.place = setting, backing.database_url\n"
     )
     folder = tmp_path / "offering-1.0.dist-info"
     folder.mkdir()

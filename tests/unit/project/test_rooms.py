@@ -50,8 +50,11 @@ PURE = (
     "sync.bounds",
     "sync.iteration.*",
     "sync.reading.requests",
-    *(f"planning.{name}" for name in ("declared", "effective", "look", "news", "problems")),
-    *(f"joblog.{name}" for name in ("history", "iterations", "leases", "lifecycle", "sharing")),
+    *(f"planning.{name}" for name in ("job_specs", "effective", "look", "news", "problems")),
+    *(
+        f"joblog.{name}"
+        for name in ("history", "iterations", "leases", "lifecycle", "index_consumer")
+    ),
     *("joblog.updates", "joblog.results"),
     *(f"batchstates.{name}" for name in ("compare", "memory", "protocol")),
     *(f"delta.log.{name}" for name in ("commit", "mark", "tenants")),
@@ -60,7 +63,7 @@ PURE = (
     *(f"clickhouse.kinds.{name}" for name in ("changes", "kind", "mirror", "text", "vector")),
     *(f"serve.live.{name}" for name in ("cursor", "errors", "positions", "transport.protocol")),
     *("clickhouse.tables.staging", "clickhouse.write.tokens"),
-    *(f"serviceconsumers.{name}" for name in ("chunks", "invoking", "services", "sorting")),
+    *(f"serviceconsumers.{name}" for name in ("chunks", "invoking", "runtime_protocol", "sorting")),
     *("webhooks.answers", "webhooks.sending.addresses", "webhooks.sending.signing"),
 )
 VARIABLES = {value for name, value in vars(variables).items() if name.isupper()}

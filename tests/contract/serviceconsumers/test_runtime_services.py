@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
+import threading
 from dataclasses import replace
 
 import httpx
@@ -32,7 +34,10 @@ from support.outbox.memory_runtime import retriever_of
 DESKS = ("acme", "globex")
 CHANGES = [(desk, id_, None, 2, False) for desk in DESKS for id_ in range(3)]
 DONE: list[tuple[str, int]] = []
-STATE = {"fails": "", "pauses": ""}
+STATE = {"fails": "", "pauses": "", "recovers": ""}
+FAILED, SEEN = threading.Event(), threading.Event()
+"""The first attempt has failed; a poll has shown that."""
+SECONDS = 20
 
 trades, book, once = Service("Trades"), VirtualObject("Book"), Workflow("Once")
 
@@ -43,6 +48,11 @@ async def booked(ctx: Context, batch: dict) -> int:
         raise TerminalError("no such account", 422)
     if batch["tenant"] == STATE["pauses"]:
         raise RuntimeError("the ledger is locked")
+    if batch["tenant"] == STATE["recovers"]:
+        if not FAILED.is_set():
+            FAILED.set()
+            raise RuntimeError("the ledger is locked")
+        await asyncio.to_thread(SEEN.wait, SECONDS)
     for row in batch["rows"]:
         await ctx.run("book", DONE.append, (batch["tenant"], row["id"]))
     return len(batch["rows"])
@@ -67,7 +77,9 @@ def endpoint(live):
 @pytest.fixture(autouse=True)
 def _as_new():
     DONE.clear()
-    STATE.update(fails="", pauses="")
+    STATE.update(fails="", pauses="", recovers="")
+    FAILED.clear()
+    SEEN.clear()
 
 
 def consume(services, endpoint, tenants=DESKS, handler="Trades/booked", table_id="t", repairs=0):
@@ -167,21 +179,21 @@ def test_a_paused_invocation_is_temporary_and_attached_to_once_it_is_resumed(liv
     assert (again.reports["acme"]["attached"], len(DONE)) == (1, 3)
 
 
-class HealingRuntime(RuntimeClient):
-    """Has the handler succeed once a poll has shown why it fails."""
+class WatchingRuntime(RuntimeClient):
+    """Has the handler's second attempt go on once a poll has shown that the first one failed."""
 
     def poll_invocation(self, invoked, seconds):
         state = super().poll_invocation(invoked, seconds)
         if state.failure and not state.ended:
-            STATE["pauses"] = ""
+            SEEN.set()
         return state
 
 
 def test_an_invocation_that_succeeds_at_a_retry_has_not_failed(live, endpoint, monkeypatch):
     monkeypatch.setattr(invoking, "LOOK_SECONDS", 0.01)
-    STATE["pauses"] = "acme"
-    retriever = consume(HealingRuntime(live.client), endpoint, ["acme"], table_id="tried again")
-    assert STATE["pauses"] == "", "a look came between two attempts"
+    STATE["recovers"] = "acme"
+    retriever = consume(WatchingRuntime(live.client), endpoint, ["acme"], table_id="tried again")
+    assert SEEN.is_set(), "a poll came between two attempts"
     assert not retriever.refused
     assert [("acme", id_) for id_ in range(3)] == DONE
 

@@ -256,7 +256,7 @@ def test_the_log_then_the_run_server_and_clickhouse_are_killed_in_snapshots_and_
     world.proxy.release()
     assert {world.await_end(run) for run in runs} == {"FAILURE"}
     world.proxy.hold()
-    postgres.start_again(world.postgres)
+    world.postgres.ensure_postgres_running()
     world.await_runs(2, ended=runs)
     kill_servers(world, runs)
     injected += ["killed log", "killed servers"]

@@ -82,7 +82,7 @@ def followed(clickhouse_url, spark_remote, tmp_path_factory):
     """The model, and a table that was followed in several iterations up to the gap."""
     deployment = deployment_at(clickhouse_url, spark_remote, tmp_path_factory.mktemp("events"))
     table = Table.make(deployment, create=False, key="k")
-    model = dealings(Path(table.path), table.sql, lambda: table.version)
+    model = dealings(Path(table.path), table.sql)
     table = replace(table, source=replace(table.source, triggers=triggers(table.source)))
     for upto in (FIRST, 9, model.gap[0]):
         assert run(table, upto)[1] == {}

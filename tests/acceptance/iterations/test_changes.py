@@ -14,7 +14,6 @@ from iscp_dagster.cli.jobs import json as job_json
 from iscp_dagster.cli.jobs import show as job_show
 from iscp_dagster.clickhouse.kinds.index_kind import resolve_index
 from iscp_dagster.clickhouse.tables.index_store import IndexStore
-from iscp_dagster.delta.log.deltalog import DeltaLog
 from iscp_dagster.delta.read_plans import ReadKind
 from iscp_dagster.joblog.iterations import FailedStep
 from iscp_dagster.location.assets.io_manager import build_outcome_metadata
@@ -65,13 +64,12 @@ GROSS = "amount * 1.19"
 @pytest.fixture(scope="module")
 def dealt(spark_remote, tmp_path_factory):
     path = tmp_path_factory.mktemp("lake") / "dealings"
-    log = DeltaLog(str(path), "tenant")
     spark = get_shared_session(spark_remote)
 
     def run(statement):
         spark.sql(statement.replace("{t}", f"delta.`{path}`")).collect()
 
-    return Dealt(str(path), dealings(path, run, lambda: log.get_latest_moment().version))
+    return Dealt(str(path), dealings(path, run))
 
 
 def reached(table, *versions):

@@ -3,6 +3,7 @@
 import os
 import shutil
 import threading
+import time
 from contextlib import closing
 from dataclasses import replace
 from datetime import timedelta
@@ -48,7 +49,6 @@ from support.lake.delta_tables import (
     typed_rows,
 )
 from support.lake.row_writer import ANYWAY
-from support.spark.cores import meet_on_all_cores
 from support.spark.fake_spark import near, served
 from support.workers.killable import Crash, CrashPoint, make_crashing_table, run_until_crash
 
@@ -472,6 +472,24 @@ def test_a_scan_that_lost_its_jobs_frees_the_cores(spark_deployment, tmp_path):
     ):
         spark.range(0, cores, 1, cores).mapInArrow(stuck, "id bigint").collect()
     meet_on_all_cores(spark, tmp_path / "met", cores)
+
+
+def meet_on_all_cores(spark, folder, cores):
+    """Wait until as many tasks run at once as there are cores; fail after a minute."""
+    folder.mkdir()
+
+    # Defined within a function, so that it is pickled by value for Spark's workers.
+    def meet(batches, place=str(folder), all_=cores):
+        deadline = time.monotonic() + 60
+        for batch in batches:
+            Path(place, str(batch["id"][0])).touch()
+            while len(list(Path(place).iterdir())) < all_:
+                if time.monotonic() > deadline:
+                    raise TimeoutError(f"only {len(list(Path(place).iterdir()))} cores are free")
+                threading.Event().wait(0.01)
+            yield batch
+
+    assert len(spark.range(0, cores, 1, cores).mapInArrow(meet, "id bigint").collect()) == cores
 
 
 def test_rows_of_tenants_that_a_recreated_table_lacks_cease_to_be_served(deployment):

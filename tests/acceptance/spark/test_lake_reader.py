@@ -339,7 +339,7 @@ def test_changes_lead_from_each_version_to_each_later_one(table, seed, propertie
 def written(table, name, seed, properties, chance):
     """Return the model of a table that Spark wrote once."""
     if to_be_written():
-        history = Written(table.sql, lambda: table.version)
+        history = Written(table.sql, Path(table.path))
     else:
         history = Kept(name, Path(table.path))
     model = Model(history.commit, chance)
@@ -347,7 +347,7 @@ def written(table, name, seed, properties, chance):
     for step in list(ROUND) if seed == 1 else ["insert", *chance.sample(ROUND, len(ROUND))]:
         model.run(step)
     if to_be_written():
-        history.keep(name, Path(table.path))
+        history.keep(name)
     return model
 
 

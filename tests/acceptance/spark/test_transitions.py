@@ -42,7 +42,7 @@ def table(spark, tmp_path_factory):
     def run(statement):
         spark.sql(statement.replace("{t}", f"delta.`{path}`")).collect()
 
-    model = dealings(path, run, lambda: log.get_latest_moment().version)
+    model = dealings(path, run)
     return SimpleNamespace(path=str(path), log=log, model=model)
 
 

@@ -39,12 +39,6 @@ def test_the_columns_of_the_design_note_are_there():
     assert [each.name for each in ISCP_LOG.primary_key] == ["account_id", "table_id", "job_name"]
 
 
-def test_the_database_has_these_columns(log):
-    found = sa.inspect(log.engine).get_columns("iscp_log")
-    wanted = {column.name: column.nullable for column in ISCP_LOG.columns}
-    assert {each["name"]: each["nullable"] for each in found} == wanted
-
-
 def test_the_database_refuses_null(log):
     add(log, key())
     for name in (column.name for column in ISCP_LOG.columns if not column.nullable):

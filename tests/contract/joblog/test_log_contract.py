@@ -36,48 +36,36 @@ pytestmark = mostly_on_sqlite
 # --- registration
 
 
-def test_a_registered_job_is_completed_at_the_start_with_its_creation_time(log):
+def test_a_registered_job_is_completed_at_the_start_and_stays_when_registered_again(log):
     assert log.register("acme", name(), "t-1", spec(priority=3, schedule={"interval": "10s"}))
     job = log.find_job(key())
-    assert job is not None
     assert (job.key, job.name) == (key(), name())
     assert job.spec == spec(priority=3, schedule={"interval": "10s"})
     assert (job.state, job.watermark) == (JobState.COMPLETED, START)
     assert job.create_at == T0 + timedelta(seconds=1)
     assert job.create_at.tzinfo is timezone.utc
     assert (job.drop_at, job.batch, job.run_id) == (None, None, None)
-
-
-def test_registering_a_live_name_is_false_and_changes_nothing(log):
-    add(log, key())
-    before = log.find_job(key())
     assert not log.register("acme", name(), "t-1", spec(priority=9))
-    assert log.find_job(key()) == before
+    assert log.find_job(key()) == job
 
 
-def test_a_dropped_name_is_replaced_with_a_new_registration_from_the_start(log):
+def test_unregistering_says_whether_there_was_such_a_job_and_frees_its_name(log):
+    assert not log.unregister("acme", name(), "t-1")
     at(log, 5, key())
     old = log.find_job(key())
+    assert not log.unregister("other", name(), "t-1")
+    assert not log.unregister("acme", name(), "t-2")
     assert log.unregister("acme", name(), "t-1")
-    assert log.find_job(key()) is None
+    assert not log.unregister("acme", name())
+    assert (log.find_job(key()), log.list_jobs()) == (None, [])
+    assert log.list_jobs(include_dropped=True)[0].drop_at is not None
     assert log.register("acme", name(), "t-1", spec(priority=1))
     new = log.find_job(key())
     assert new.registration != old.registration
     assert new.seq > old.seq
     assert (new.watermark, new.drop_at, new.batch, new.run_id) == (START, None, None, None)
     assert new.spec.detail.priority == 1
-
-
-def test_unregistering_says_whether_there_was_such_a_job(log):
-    assert not log.unregister("acme", name(), "t-1")
-    add(log, key())
-    assert not log.unregister("other", name(), "t-1")
-    assert not log.unregister("acme", name(), "t-2")
     assert log.unregister("acme", name())
-    assert not log.unregister("acme", name())
-    dropped = log.list_jobs(include_dropped=True)[0]
-    assert dropped.drop_at is not None
-    assert log.list_jobs() == []
 
 
 def test_many_are_registered_at_once_and_counted(log):
@@ -131,19 +119,18 @@ def test_begin_records_before_and_complete_records_after(log):
     (claim,) = log.claim_jobs(over(key()), "run-1", LAYOUT)
     job = log.find_job(key())
     assert (job.state, job.run_id, job.watermark) == (JobState.RUNNING, "run-1", START)
-    assert (job.batch.range, job.batch.phase, job.batch.layout) == (
-        span(-1, 5),
-        Phase.BEFORE,
-        LAYOUT,
-    )
+    batch = (job.batch.range, job.batch.phase, job.batch.layout)
+    assert batch == (span(-1, 5), Phase.BEFORE, LAYOUT)
     assert (job.status.from_, job.status.to) == (START, moment(5))
     assert job.status.start_at is not None
     assert job.status.end_at is None
     assert (claim.fence, claim.registration, claim.previous) == (job.seq, job.registration, None)
-    assert [(step.action, step.range) for step in claim.steps] == [
-        (BatchAction.INSERT, span(-1, 5))
-    ]
-
+    assert [(s.action, s.range) for s in claim.steps] == [(BatchAction.INSERT, span(-1, 5))]
+    # An iteration ends at the end of its range, and nowhere else.
+    for version in (4, 6):
+        with raises_naming(BatchError, "'mirror'", version, claim.range):
+            complete(log, claim, moment(version), {})
+    assert log.find_job(key()) == job
     complete(log, claim, moment(5), {"inserted": 7, "deleted": 1})
     job = log.find_job(key())
     assert (job.state, job.watermark) == (JobState.COMPLETED, moment(5))
@@ -152,47 +139,39 @@ def test_begin_records_before_and_complete_records_after(log):
     assert (job.status.code, job.status.counts) == (0, {"inserted": 7, "deleted": 1})
 
 
-def test_begin_claims_every_job_in_the_iterations_order(log):
+def test_begin_claims_jobs_in_the_iterations_order_and_a_tenant_may_have_its_own_layout(log):
     keys = (key("b"), key("a", "zed"), key("a"))
     add(log, *keys)
-    claims = log.claim_jobs(over(*keys), "run-1", LAYOUT)
+    layout = {"cuts": [1, 2.5, "ü", None, {"deep": [True]}], "big": 2**53}
+    own = {"zed": layout, "nobody": {}}
+    claims = log.claim_jobs(over(*keys), "run-1", LAYOUT, layouts=own)
     assert [claim.key for claim in claims] == list(keys)
+    assert [claim.step.layout for claim in claims] == [LAYOUT, layout, LAYOUT]
+    assert [log.find_job(each).batch.layout for each in keys] == [LAYOUT, layout, LAYOUT]
     fail(log, claims[0], 500, "slow")
     complete(log, claims[1], moment(5), {})
     assert [job.state.label for job in log.list_jobs()] == ["running", "completed", "completed"]
 
 
-def test_a_tenant_may_have_a_layout_of_its_own_of_any_json(log):
-    keys = (key(), key(tenant="other"))
-    add(log, *keys)
-    layout = {"cuts": [1, 2.5, "ü", None, {"deep": [True]}], "big": 2**53}
-    own = {"other": layout, "nobody": {}}
-    claims = log.claim_jobs(over(*keys), "run-1", LAYOUT, layouts=own)
-    assert [claim.step.layout for claim in claims] == [LAYOUT, layout]
-    assert [log.find_job(each).batch.layout for each in keys] == [LAYOUT, layout]
-
-
 @pytest.mark.parametrize(
     ("prepare", "named"),
     [
-        (lambda log: add(log, key("a")), ["registered"]),
+        (lambda log: None, ["registered"]),
+        (lambda log: (add(log, key("b")), log.unregister("acme", name("b"))), ["registered"]),
         (
-            lambda log: (add(log, key("a"), key("b")), log.unregister("acme", name("b"))),
-            ["registered"],
-        ),
-        (
-            lambda log: (add(log, key("a"), key("b")), log.claim_jobs(over(key("b")), "run-0", {})),
+            lambda log: (add(log, key("b")), log.claim_jobs(over(key("b")), "run-0", {})),
             ["running", "run-0"],
         ),
-        (lambda log: (add(log, key("a")), at(log, 3, key("b"))), [3, -1]),
+        (lambda log: at(log, 3, key("b")), [3, -1]),
         (
-            lambda log: (add(log, key("a"), key("b")), log.enqueue(over(key("b")), "run-0")),
+            lambda log: (add(log, key("b")), log.enqueue(over(key("b")), "run-0")),
             ["run-0", "run-1"],
         ),
     ],
     ids=["unknown", "unregistered", "running", "ahead", "queued"],
 )
 def test_begin_names_the_job_that_does_not_match_and_changes_nothing(log, prepare, named):
+    add(log, key("a"))
     prepare(log)
     before = log.list_jobs(include_dropped=True)
     with raises_naming(FenceError, "'b'", *named):
@@ -273,28 +252,15 @@ def test_only_the_last_claim_counts(log):
     complete(log, claim, moment(5), {})
     with pytest.raises(FenceError):
         complete(log, claim, moment(5), {})
-
-
-def test_a_claim_does_not_outlive_its_registration(log):
-    add(log, key())
-    (claim,) = log.claim_jobs(over(key()), "run-1", LAYOUT)
+    # A claim does not outlive its registration either.
+    (claim,) = log.claim_jobs(over(key(), start=5, to=7), "run-3", LAYOUT)
     log.unregister("acme", name())
     with pytest.raises(FenceError):
-        complete(log, claim, moment(5), {})
+        complete(log, claim, moment(7), {})
     add(log, key())
-    with pytest.raises(FenceError):
-        complete(log, claim, moment(5), {})
-    with pytest.raises(FenceError):
-        complete(log, replace(claim, fence=log.find_job(key()).seq), moment(5), {})
-    assert log.find_job(key()).watermark == START
-
-
-def test_completing_elsewhere_than_at_the_ranges_end_is_refused(log):
-    add(log, key())
-    (claim,) = log.claim_jobs(over(key()), "run-1", LAYOUT)
-    for version in (4, 6):
-        with raises_naming(BatchError, "'mirror'", version, claim.range):
-            complete(log, claim, moment(version), {})
+    for late in (claim, replace(claim, fence=log.find_job(key()).seq)):
+        with pytest.raises(FenceError):
+            complete(log, late, moment(7), {})
     assert log.find_job(key()).watermark == START
 
 
@@ -313,14 +279,8 @@ def test_a_temporary_failure_is_completed_with_its_code_and_a_permanent_one_is_e
         assert job.status.end_at is not None
     with raises_naming(FenceError, "'b'", "error"):
         log.claim_jobs(over(key("b"), start=5, to=6), "run-2", LAYOUT)
-
-
-def test_the_next_iteration_after_a_success_forgets_its_code_and_counts(log):
-    at(log, 5, key())
-    (claim,) = log.claim_jobs(over(key(), start=5, to=6), "run-1", LAYOUT)
-    fail(log, claim, 500, "slow")
-    (claim,) = log.claim_jobs(over(key(), start=5, to=6), "run-2", {"other": 1})
-    assert log.find_job(key()).status.code == 0
+    (claim,) = log.claim_jobs(over(key("a"), start=5, to=6), "run-2", {"other": 1})
+    assert log.find_job(key("a")).status.code == 0
     assert [(step.action, step.layout) for step in claim.steps] == [(BatchAction.REPLAY, LAYOUT)]
 
 
@@ -352,21 +312,17 @@ def test_what_a_dead_run_left_is_replayed_before_the_rest_with_its_own_before(lo
     assert job.status.counts == {"inserted": 7, "deleted": 1, "bytes": 10}
 
 
-def test_an_unconfirmed_batch_is_taken_whole_by_a_shorter_iteration(log):
+def test_an_unconfirmed_batch_is_taken_whole_unless_it_was_the_first(log):
     at(log, 5, key())
+    add(log, key("new"))
     log.claim_jobs(over(key(), start=5, to=9), "run-1", LAYOUT)
+    log.claim_jobs(over(key("new"), to=5), "run-1", LAYOUT)
     log.recover_run_jobs({"run-1"})
     (claim,) = log.claim_jobs(over(key(), start=5, to=7), "run-2", {})
     assert (claim.range, claim.step.action) == (span(5, 9), BatchAction.REPLAY)
     complete(log, claim, moment(9), {})
     assert log.find_job(key()).watermark == moment(9)
-
-
-def test_an_interrupted_initial_synchronization_starts_from_scratch(log):
-    add(log, key())
-    log.claim_jobs(over(key(), to=5), "run-1", LAYOUT)
-    log.recover_run_jobs({"run-1"})
-    (claim,) = log.claim_jobs(over(key(), to=8), "run-2", {})
+    (claim,) = log.claim_jobs(over(key("new"), to=8), "run-2", {})
     assert [(s.action, s.range) for s in claim.steps] == [(BatchAction.INSERT, span(-1, 8))]
     assert claim.previous.range == span(-1, 5)
 
@@ -375,13 +331,19 @@ def test_an_interrupted_initial_synchronization_starts_from_scratch(log):
 
 
 def test_cancel_takes_the_active_jobs_and_their_claims(log):
-    add(log, key("a"), key("b"), key("c"))
+    add(log, *map(key, "abcd"))
+    log.enqueue(over(key("a")), "run-1")
+    log.enqueue(over(key("d")), "run-4")
+    seen = {job.key: job.seq for job in log.list_jobs()}
     (claim,) = log.claim_jobs(over(key("a")), "run-1", LAYOUT)
+    # What began since somebody looked is not canceled by what they saw.
+    assert log.cancel(seen, expected_seqs=seen) == (key("d"),)
     log.enqueue(over(key("b")), "run-2")
     everything = [key("c"), key("b"), key("a"), key("none")]
     assert log.cancel(everything) == (key("a"), key("b"))
     assert log.cancel(everything) == ()
-    assert [job.state.label for job in log.list_jobs()] == ["canceled", "canceled", "completed"]
+    states = [job.state.label for job in log.list_jobs()]
+    assert states == ["canceled", "canceled", "completed", "canceled"]
     assert log.find_job(key("a")).status.end_at is not None
     with pytest.raises(FenceError):
         complete(log, claim, moment(5), {})
@@ -392,7 +354,9 @@ def test_cancel_takes_the_active_jobs_and_their_claims(log):
 
 
 def test_recover_frees_the_jobs_of_gone_runs_only(log):
-    add(log, key("a"), key("b"), key("c"), key("d"))
+    add(log, key("a"), key("b"), key("c"), key("d"), key("dropped"))
+    log.claim_jobs(over(key("dropped")), "gone before", LAYOUT)
+    log.unregister("acme", name("dropped"))
     log.claim_jobs(over(key("a")), "gone", LAYOUT)
     log.enqueue(over(key("b")), "gone too")
     log.claim_jobs(over(key("c")), "alive", LAYOUT)
@@ -400,7 +364,8 @@ def test_recover_frees_the_jobs_of_gone_runs_only(log):
     assert log.list_active_runs(JobState.PENDING) == {"gone too"}
     assert log.list_active_runs(JobState.RUNNING) == {"gone", "alive"}
     assert log.list_active_runs(JobState.COMPLETED) == frozenset()
-    assert log.recover_run_jobs([]) == ()
+    assert log.recover_run_jobs(["gone before"]) == log.recover_run_jobs([]) == ()
+    assert log.cancel([key("dropped")]) == ()
     assert log.recover_run_jobs(["gone", "gone too", "unheard of"]) == (key("a"), key("b"))
     assert log.recover_run_jobs(["gone", "gone too"]) == ()
     states = [job.state.label for job in log.list_jobs()]
@@ -421,10 +386,7 @@ def test_repair_sets_jobs_in_error_completed_to_be_read_anew(log):
     assert (repaired.status.code, repaired.status.message) == (0, "")
     assert log.find_job(key("b")).state is JobState.RUNNING
     (claim,) = log.claim_jobs(over(key("a"), start=5, to=7), "run-2", LAYOUT)
-    assert [(step.action, step.range) for step in claim.steps] == [
-        (BatchAction.INSERT, claim.range)
-    ]
-    assert (claim.range.from_, claim.range.to) == (moment(5), moment(7))
+    assert [(s.action, s.range) for s in claim.steps] == [(BatchAction.INSERT, span(5, 7))]
 
 
 def test_repairs_are_counted_until_a_range_is_done(log):
@@ -451,19 +413,6 @@ def test_repairs_are_counted_until_a_range_is_done(log):
     assert log.find_job(key("a")).status.repairs == 0
 
 
-def test_watermarks_are_told_apart_by_version_and_time(log):
-    assert log.list_watermarks("t-1") == ()
-    at(log, 5, key("a"), key("b"))
-    add(log, key("c"), key("d", "acme", "t-2"))
-    log.flush({key(each): Range(from_=moment(5), to=Moment(7, 70)) for each in "ab"})
-    at(log, 7, key("e"))
-    add(log, key("dropped"))
-    log.unregister("acme", name("dropped"))
-    watermarks = [str(each) for each in log.list_watermarks("t-1")]
-    assert sorted(watermarks) == sorted({str(START), "7@70", str(moment(7))})
-    assert [str(each) for each in log.list_watermarks("t-2")] == [str(START)]
-
-
 def test_the_watermarks_that_readers_ask_for_are_those_of_an_indexs_live_jobs(log):
     engine = log.engine
     assert read_watermarks(engine, name()) == IndexWatermarks()
@@ -482,46 +431,35 @@ def test_the_watermarks_that_readers_ask_for_are_those_of_an_indexs_live_jobs(lo
     assert (watermarks.table_id, watermarks.versions) == ("t-2", {"acme": 2})
 
 
-def test_places_are_those_of_the_tables_live_jobs(log):
+def test_a_table_has_the_watermarks_and_names_of_its_live_jobs(log):
+    assert log.list_watermarks("t-1") == ()
     assert log.list_watermark_versions("t-1") == frozenset()
     at(log, 5, key("a"), key("b"), key("a", "zed"))
+    log.flush({key("a", "zed"): Range(from_=moment(5), to=Moment(7, 70))})
+    at(log, 7, key("e"))
     add(log, key("c"), key("d", "acme", "t-2"), key("dropped"))
     log.claim_jobs(over(key("b"), start=5, to=6), "run-1", LAYOUT)
     log.cancel([key("b")])
     log.unregister("acme", name("dropped"))
+    # Watermarks are told apart by version and time.
+    watermarks = [str(each) for each in log.list_watermarks("t-1")]
+    assert sorted(watermarks) == sorted(["7@70", *map(str, (START, moment(5), moment(7)))])
+    assert log.list_watermarks("t-2") == (START,)
     assert log.list_watermark_versions("t-1") == {
         ("a", 5, JobState.COMPLETED),
+        ("a", 7, JobState.COMPLETED),
         ("b", 5, JobState.CANCELED),
         ("c", -1, JobState.COMPLETED),
+        ("e", 7, JobState.COMPLETED),
     }
-    assert log.find_unsettled_tenants("t-1") == {"acme"}
-    assert log.find_unsettled_tenants("t-2") == {"acme"}
+    assert log.find_unsettled_tenants("t-1") == log.find_unsettled_tenants("t-2") == {"acme"}
     assert log.find_table_ids("docs", "symbols") == {"t-1", "t-2"}
     assert log.find_table_ids("docs", "others") == frozenset()
     assert log.find_table_names("t-1") == {("docs", "symbols")}
     assert log.find_table_names("t-1", ["nobody"]) == log.find_table_names("t-1", []) == frozenset()
     assert log.list_tenants("t-1") == {"acme", "zed"}
-    names = {("acme", name) for name in ("a", "b", "c", "dropped")}
+    names = {("acme", name) for name in ("a", "b", "c", "dropped", "e")}
     assert log.list_known_jobs("t-1") == names | {("zed", "a")}
-
-
-def test_what_began_since_somebody_looked_is_not_canceled_by_what_they_saw(log):
-    add(log, key("a"), key("b"))
-    for each in "ab":
-        log.enqueue(over(key(each)), f"run-{each}")
-    seen = {job.key: job.seq for job in log.list_jobs()}
-    (claim,) = log.claim_jobs(over(key("a")), "run-a", LAYOUT)
-    assert log.cancel(seen, expected_seqs=seen) == (key("b"),)
-    complete(log, claim, moment(5), {})
-
-
-def test_a_dropped_job_is_not_recovered_or_canceled(log):
-    add(log, key())
-    log.claim_jobs(over(key()), "gone", LAYOUT)
-    log.unregister("acme", name())
-    assert log.list_active_runs() == frozenset()
-    assert log.recover_run_jobs({"gone"}) == ()
-    assert log.cancel([key()]) == ()
 
 
 def test_idle_jobs_move_with_the_table(log):
@@ -546,14 +484,6 @@ def test_idle_jobs_move_with_the_table(log):
     versions = {job.key.job_name: job.watermark.version for job in log.list_jobs(tenant="acme")}
     assert versions == {"behind": 7, "failed": 5, "fresh": -1, "idle": 9, "running": 5}
     assert log.find_job(other).watermark == moment(5)
-
-
-def test_a_plan_made_before_an_idle_move_is_refused(log):
-    at(log, 5, key())
-    planned = over(key(), start=5, to=6)
-    log.flush({key(): span(5, 6)})
-    with raises_naming(FenceError, "'mirror'", 6, 5):
-        log.claim_jobs(planned, "run-1", LAYOUT)
 
 
 def test_more_jobs_than_one_statement_takes_are_claimed_and_recovered(log, monkeypatch):

@@ -6,7 +6,6 @@ from datetime import timedelta
 
 from iscp_dagster.joblog.history import Bookmark
 from iscp_dagster.model.moment import START
-from support.errors import assert_names
 from support.jobs.log_rows import (
     LAYOUT,
     T0,
@@ -107,23 +106,16 @@ def test_usage_charges_the_time_of_what_was_canceled_or_lost(log):
     before = {each.name: each.seconds for each in log.read_usage()}
     for each in "abc":
         log.claim_jobs(over(key(each), start=5, to=7), f"run-{each}", LAYOUT)
-    log.cancel([key("a")])
+    add(log, key("only waited"))
+    log.enqueue(over(key("only waited")), "run-4")
+    log.cancel([key("a"), key("only waited")])
     log.recover_run_jobs({"run-b"})
     log.mark_stranded("t-1", 10_220, "gone")
+    assert {each.name for each in log.read_usage()} == before.keys()
     cut = {each.name: each for each in log.read_usage() if each.canceled}
     assert list(cut) == [name("a"), name("b"), name("c")]
     assert all(each.seconds > before[each.name] for each in cut.values())
     assert cut[name("a")].seconds == sum(e.seconds for e in log.read_history(name=name("a")))
-
-
-def test_history_tells_of_a_run_that_is_gone(log, hand):
-    add(log, key())
-    log.claim_jobs(over(key()), "run-1", LAYOUT)
-    hand.now += log.leases.run + 1
-    log.expire_unleased_jobs()
-    last = log.read_history()[-1]
-    assert (last.event.value, last.code, last.interrupted) == ("recover", 1_700, True)
-    assert_names(last.message, "run-1")
 
 
 def test_who_shares_a_scan_bears_a_part_of_its_time(log):
@@ -154,15 +146,11 @@ def test_what_was_canceled_is_charged_for_what_it_had_counted(log):
     assert (used.inserted, used.canceled) == (before + 3, 2)
 
 
-def test_what_only_waited_has_used_nothing(log):
-    add(log, key())
-    log.enqueue(over(key()), "run-1")
-    log.cancel([key()])
-    assert log.read_usage() == []
-
-
 def test_touched_are_the_tenants_that_something_happened_to(log):
+    empty = log.read_changed_tenants(None).upto
+    assert log.read_changed_tenants(empty).complete
     add(log, key())
+    assert log.read_changed_tenants(empty).tenants == {("t-1", "acme")}
     start = log.read_changed_tenants(None)
     assert start.tenants == frozenset()
     add(log, key(tenant="zed"), key(tenant="zed", table_id="t-2"))
@@ -170,16 +158,10 @@ def test_touched_are_the_tenants_that_something_happened_to(log):
     assert then.tenants == {("t-1", "zed"), ("t-2", "zed")}
     assert log.read_changed_tenants(then.upto).tenants == frozenset()
     log.pause("acme", name())
-    assert log.read_changed_tenants(then.upto).tenants == {("t-1", "acme")}
-
-
-def test_a_bookmark_is_good_for_the_log_that_gave_it(log):
-    before = log.read_changed_tenants(None).upto
-    assert not log.read_changed_tenants(None).complete
-    assert log.read_changed_tenants(before).complete
-    add(log, key())
-    then = log.read_changed_tenants(before)
-    assert (then.complete, then.tenants) == (True, {("t-1", "acme")})
+    then = log.read_changed_tenants(then.upto)
+    assert (start.complete, then.complete) == (False, True)
+    assert then.tenants == {("t-1", "acme")}
+    # A bookmark is good for the log that gave it.
     read = Bookmark.parse(str(then.upto))
     assert (read, log.read_changed_tenants(read).complete) == (then.upto, True)
     assert not log.read_changed_tenants(replace(read, sign="0")).complete

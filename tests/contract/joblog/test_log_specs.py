@@ -31,6 +31,7 @@ ATTEMPTS = 3
 
 
 def test_a_new_spec_is_kept_and_the_run_that_holds_the_job_goes_on(log):
+    assert log.update("acme", name(), SpecUpdate(priority=5)) is None
     add(log, key())
     (claim,) = log.claim_jobs(over(key()), "run-1", LAYOUT)
     assert log.update("acme", name(), SpecUpdate(priority=5)) == SpecUpdateResult(changed=True)
@@ -45,15 +46,9 @@ def test_an_interruption_cancels_what_is_queued_or_runs_and_names_its_runs(log):
     (claim,) = log.claim_jobs(over(key("a")), "run-1", LAYOUT)
     log.enqueue(over(key("b")), "ticket")
     results = [log.update("acme", name(j), SpecUpdate(priority=5), interrupt=True) for j in "abc"]
-    assert results == [
-        SpecUpdateResult(
-            interrupted_jobs=(key("a"),), interrupted_runs=frozenset({"run-1"}), changed=True
-        ),
-        SpecUpdateResult(
-            interrupted_jobs=(key("b"),), interrupted_runs=frozenset({"ticket"}), changed=True
-        ),
-        SpecUpdateResult(changed=True),
-    ]
+    interrupted = [(each.interrupted_jobs, set(each.interrupted_runs)) for each in results]
+    assert interrupted == [((key("a"),), {"run-1"}), ((key("b"),), {"ticket"}), ((), set())]
+    assert all(each.changed for each in results)
     assert [job.state.label for job in log.list_jobs()] == ["canceled", "canceled", "completed"]
     with pytest.raises(FenceError):
         complete(log, claim, moment(5), {})
@@ -65,9 +60,7 @@ def test_a_new_spec_ends_an_error_but_not_of_a_job_whose_table_is_gone(log):
     fail(log, claim, 10_300, "no such type")
     log.mark_stranded("t-2", TableGoneError.code, "dropped")
     for job in ("broken", "gone"):
-        assert log.update("acme", name(job), SpecUpdate(priority=5)) == SpecUpdateResult(
-            changed=True
-        )
+        assert log.update("acme", name(job), SpecUpdate(priority=5)).changed
     broken, gone = (log.find_job(key("broken")), log.find_job(key("gone", table_id="t-2")))
     assert (broken.state, broken.priority) == (JobState.COMPLETED, 5)
     assert (broken.status.code, broken.batch) == (0, None)
@@ -77,8 +70,7 @@ def test_a_new_spec_ends_an_error_but_not_of_a_job_whose_table_is_gone(log):
 
 
 def fail_repeatedly(log):
-    """Add a job; fail it several times in a row, so that it waits."""
-    add(log, key())
+    """Fail the job several times in a row, so that it waits."""
     for attempt in range(ATTEMPTS):
         (claim,) = log.claim_jobs(over(key()), f"run-{attempt}", LAYOUT)
         fail(log, claim, 1_100, "ClickHouse is away")
@@ -97,6 +89,7 @@ def fail_repeatedly(log):
     ids=["trigger", "detail", "consumer"],
 )
 def test_a_new_spec_starts_with_fresh_attempts(log, change, interrupt):
+    add(log, key())
     fail_repeatedly(log)
     result = log.update("acme", name(), change, interrupt=interrupt)
     assert result == SpecUpdateResult(changed=True)
@@ -106,50 +99,39 @@ def test_a_new_spec_starts_with_fresh_attempts(log, change, interrupt):
     assert log.read_history(name=name())[-1].event is Event.UPDATE
 
 
-def test_an_interruption_without_a_new_spec_ends_the_wait_too(log):
+def test_a_resumed_or_interrupted_job_does_not_wait_for_what_failed_before(log):
+    add(log, key())
+    fail_repeatedly(log)
+    log.pause("acme", name())
+    log.resume("acme", name())
+    assert log.find_job(key()).status.attempts == 0
+    fail_repeatedly(log)
+    log.claim_jobs(over(key()), "run-9", LAYOUT)
+    log.update("acme", name(), SpecUpdate(priority=5), interrupt=True)
+    assert log.find_job(key()).status.attempts == 0
+    # Without a new spec, too.
     fail_repeatedly(log)
     assert log.update("acme", name(), SpecUpdate()) == SpecUpdateResult()
     assert log.find_job(key()).status.attempts == ATTEMPTS
-    assert log.update("acme", name(), SpecUpdate(), interrupt=True) == SpecUpdateResult(
-        changed=True
-    )
+    changed = SpecUpdateResult(changed=True)
+    assert log.update("acme", name(), SpecUpdate(), interrupt=True) == changed
     assert log.find_job(key()).status.attempts == 0
-
-
-def resume(log):
-    log.pause("acme", name())
-    log.resume("acme", name())
-
-
-def interrupt_run(log):
-    log.claim_jobs(over(key()), "run-9", LAYOUT)
-    log.update("acme", name(), SpecUpdate(priority=5), interrupt=True)
-
-
-@pytest.mark.parametrize("change", [resume, interrupt_run])
-def test_a_resumed_or_interrupted_job_does_not_wait_for_what_failed_before(log, change):
-    fail_repeatedly(log)
-    change(log)
-    assert log.find_job(key()).status.attempts == 0
-
-
-def test_a_job_that_is_not_there_is_not_updated_paused_or_resumed(log):
-    assert log.update("acme", name(), SpecUpdate(priority=5)) is None
-    assert not log.pause("acme", name())
-    assert not log.resume("acme", name())
 
 
 def test_another_consumer_gets_all_rows_anew(log):
-    at(log, 5, key("rests"), key("runs"))
+    at(log, 5, key("rests"), key("runs"), key("waits"))
     (claim,) = log.claim_jobs(over(key("runs"), start=5, to=9), "run-1", LAYOUT)
-    for job in ("rests", "runs"):
+    log.enqueue(over(key("waits"), start=5, to=7), "run-2")
+    for job in ("rests", "runs", "waits"):
         log.update("acme", name(job), SpecUpdate(columns=("b",)))
-    assert log.find_job(key("rests")).watermark == START
+    for job in map(log.find_job, (key("rests"), key("waits"))):
+        assert (job.watermark, job.rebuild) == (START, False)
     complete(log, claim, moment(9), {})
     assert (log.find_job(key("runs")).watermark, log.find_job(key("runs")).batch) == (START, None)
 
 
 def test_pausing_is_kept_until_resumed(log):
+    assert log.pause("acme", name()) == log.resume("acme", name()) == ()
     add(log, key())
     assert log.pause("acme", name()) == (key(),)
     since = log.find_job(key()).paused_at
@@ -286,13 +268,6 @@ def test_a_job_is_rebuilt_after_what_runs_and_at_once_where_nothing_does(log):
         log.claim_jobs(over(key("waits"), start=5, to=7), "run-2", LAYOUT)
     complete(log, claim, moment(7), {})
     assert log.find_job(key("runs")).watermark == START
-
-
-def test_another_consumer_of_a_queued_job_gets_all_rows_too(log):
-    at(log, 5, key())
-    log.enqueue(over(key(), start=5, to=7), "run-1")
-    log.update("acme", name(), SpecUpdate(columns=("other",)))
-    assert (log.find_job(key()).watermark, log.find_job(key()).rebuild) == (START, False)
 
 
 def test_jobs_of_a_table_that_is_gone_are_stopped_whatever_they_do(log):

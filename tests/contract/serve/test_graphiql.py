@@ -33,11 +33,6 @@ def test_a_browser_sees_the_editor_where_programs_ask_queries(shop_client):
     assert shop_client.get("/graphql", headers={"Accept": "*/*"}).status_code == 401
 
 
-def test_pages_of_other_sites_are_not_led_to_the_editor(shop):
-    headers = {**BROWSER, "Sec-Fetch-Site": "cross-site"}
-    assert shop.client().get("/graphql", headers=headers).status_code == 403
-
-
 def test_without_its_files_the_page_names_the_extra_to_install(shop, monkeypatch):
     monkeypatch.setattr(graphiql, "find_spec", lambda _name: None)
     client = TestClient(create_app(shop.settings()))

@@ -30,14 +30,10 @@ EXAMPLES = re.findall(r"```graphql\n(\{.*?)```\n\n```json\n(.*?)```", PAGE, re.D
 UPDATE = ChangeKind.UPDATE
 
 
-@pytest.mark.parametrize(("query", "answer"), EXAMPLES)
-def test_an_example_answers_as_it_says(shop_client, query, answer):
-    answers = ask(shop_client, query, "of-acme")
-    assert answers == approximate(json.loads(answer))
-
-
-def test_the_examples_are_found():
+def test_the_examples_answer_as_they_say(shop_client):
     assert len(EXAMPLES) >= 2
+    for query, answer in EXAMPLES:
+        assert ask(shop_client, query, "of-acme") == approximate(json.loads(answer)), query
 
 
 @pytest.mark.parametrize("distance", [0, 1.1920929e-07, -1.1920929e-07])

@@ -15,6 +15,11 @@ from support.live.view_history import FakeIndex
 from support.paths import ROOT
 
 TENANTS = ("acme", "it's\n\\", "é")
+POSITIONS = {
+    "acme": ChangePosition(11, 0),
+    "it's\n\\": ChangePosition.from_commit(14),
+    "é": ChangePosition.from_commit(9),
+}
 
 
 @pytest.fixture(scope="module")
@@ -93,9 +98,8 @@ def test_the_rows_at_the_beginning_come_by_key(index_and_images):
     for tenant in TENANTS:
         begin = index.tenants[tenant].begin
         for offset, most in ((0, 9), (0, 2), (2, 2), (4, 2), (5, 2)):
-            page, model = (
-                source.read_base(tenant, begin, offset, most) for source in (images, index)
-            )
+            page = images.read_base(tenant, begin, offset, most)
+            model = index.read_base(tenant, begin, offset, most)
             assert flatten(page.stamped_changes) == flatten(model.stamped_changes)
             assert page.complete == model.complete
     assert images.read_base("acme", 99, 0, 9) == ChangePage()
@@ -105,15 +109,10 @@ def test_the_rows_at_the_beginning_come_by_key(index_and_images):
 def test_the_rows_at_positions_are_read_page_by_page(index_and_images, where):
     index, images = index_and_images
     expression = parse_where({column.field: column for column in images.columns}, where)
-    positions = {
-        "acme": ChangePosition(11, 0),
-        "it's\n\\": ChangePosition.from_commit(14),
-        "é": ChangePosition.from_commit(9),
-    }
-    model = list_rows(index.read_snapshot(positions, (), 100, expression))
+    model = list_rows(index.read_snapshot(POSITIONS, (), 100, expression))
     rows, key = [], ()
     while key is not None:
-        page = images.read_snapshot(positions, key, 2, expression)
+        page = images.read_snapshot(POSITIONS, key, 2, expression)
         assert len(page.rows) <= 2
         rows += list_rows(page)
         key = page.upto
@@ -123,14 +122,9 @@ def test_the_rows_at_positions_are_read_page_by_page(index_and_images, where):
 
 def test_thousands_of_tenants_may_each_have_another_position(index_and_images):
     index, images = index_and_images
-    known = {
-        "acme": ChangePosition(11, 0),
-        "it's\n\\": ChangePosition.from_commit(14),
-        "é": ChangePosition(9),
-    }
     others = {f"tenant {number}": ChangePosition(number) for number in range(5_000)}
-    rows = list_rows(images.read_snapshot({**others, **known}, (), 100))
-    assert rows == order_by_key(list_rows(index.read_snapshot(known, (), 100, EVERYTHING)))
+    rows = list_rows(images.read_snapshot({**others, **POSITIONS}, (), 100))
+    assert rows == order_by_key(list_rows(index.read_snapshot(POSITIONS, (), 100, EVERYTHING)))
     assert {row["tenant"] for row in rows} == set(TENANTS)
 
 

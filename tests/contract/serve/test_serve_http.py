@@ -28,6 +28,7 @@ from support.lake.shop_indexes import Shop, ask
 
 RESPONSE = "application/graphql-response+json"
 MINE = {"Authorization": "Bearer of-both"}
+BROWSER = {"Accept": "text/html"}
 IDS = "{ shop_tickets { id } }"
 
 
@@ -64,8 +65,6 @@ def test_an_answer_has_the_media_type_that_was_accepted(shop_client):
     [
         ("{ shop_tickets { id ", "GRAPHQL_PARSE_FAILED"),
         ("{ shop_tickets { ts_timestamp } }", "GRAPHQL_VALIDATION_FAILED"),
-        ('{ shop_tickets(where: {ts_timestamp: {_gt: "1"}}) { id } }', "GRAPHQL_VALIDATION_FAILED"),
-        ("{ shop_tickets { _version } }", "GRAPHQL_VALIDATION_FAILED"),
         ("{ shop_tickets(where: {_deleted: {_eq: 1}}) { id } }", "GRAPHQL_VALIDATION_FAILED"),
         ('{ shop_tickets(where: {photo: {_eq: "x"}}) { id } }', "GRAPHQL_VALIDATION_FAILED"),
         ('{ shop_tickets(where: {id: {_eq: "one"}}) { id } }', "GRAPHQL_VALIDATION_FAILED"),
@@ -135,7 +134,6 @@ def test_a_variable_of_another_type_is_named(shop_client, type_, argument, value
         ('{"query": "{ _tables }"}', {"Content-Type": "application/json; charset=latin1"}, 415),
         ('{"query": "' + "#" * 300_000 + '"}', {}, 413),
         ('{"query": "{ _tables }"}', {"Authorization": ""}, 401),
-        ('{"query": "{ _tables }"}', {"Authorization": "Basic of-both"}, 401),
         ('{"query": "{ _tables }"}', {"Authorization": "Bearer of-nobody"}, 401),
     ],
 )
@@ -204,13 +202,10 @@ def test_without_tokens_pages_of_other_sites_are_refused(shop):
     ):
         assert client.post("/graphql", json=body, headers=headers).status_code == 403
         assert client.get("/graphql", params=body, headers=headers).status_code == 403
+        # Nor are they led to the editor.
+        assert client.get("/graphql", headers={**headers, **BROWSER}).status_code == 403
 
 
-IDS_AND_BODIES = "{ shop_tickets(limit: 5) { id body } }"
-THREE_COLUMNS = "{ shop_tickets(limit: 5) { id body price } }"
-THREE_NAMES = "{ shop_tickets(limit: 5) { a: id b: id c: id } }"
-TWICE_THREE_ROWS = "{ shop_tickets(limit: 3) { id } b: shop_tickets(limit: 3) { id } }"
-ALL_COLUMNS = "{ shop_tickets { id body v opened_at price ratio } a: _tables }"
 TYPES = "{ __schema { types { name } } }"
 ALL_TYPES = " ".join(f"t{n}: types {{ fields {{ type {{ name }} }} }}" for n in range(30))
 FEW = {
@@ -222,30 +217,26 @@ FEW_BYTES = {"caps": Caps(introspection_fields=2_000, bytes=200)}
 
 
 @pytest.mark.parametrize(
-    ("bounds", "query", "code"),
+    ("bounds", "query", "outcome"),
     [
-        (FEW, IDS, None),
+        (FEW, IDS, 2),
         (FEW, "{ shop_tickets(limit: 4) { id } }", "BAD_USER_INPUT"),
         (FEW, "{ shop_tickets(limit: 3) { id body } a: _tables }", "QUERY_TOO_COMPLEX"),
-        (FEW, TWICE_THREE_ROWS, "QUERY_TOO_COMPLEX"),
         (FEW, TYPES, "QUERY_TOO_COMPLEX"),
-        (TEN_CELLS, IDS_AND_BODIES, None),
-        (TEN_CELLS, THREE_COLUMNS, "QUERY_TOO_COMPLEX"),
-        (TEN_CELLS, THREE_NAMES, "QUERY_TOO_COMPLEX"),
+        (TEN_CELLS, "{ shop_tickets(limit: 5) { id body } }", 5),
+        (TEN_CELLS, "{ shop_tickets(limit: 5) { id body price } }", "QUERY_TOO_COMPLEX"),
+        (TEN_CELLS, "{ shop_tickets(limit: 5) { a: id b: id c: id } }", "QUERY_TOO_COMPLEX"),
         (FEW_BYTES, f"{{ __schema {{ {ALL_TYPES} }} }}", "QUERY_TOO_COMPLEX"),
-        (FEW_BYTES, ALL_COLUMNS, "QUERY_TOO_COMPLEX"),
-        (FEW_BYTES, TYPES, None),
+        (FEW_BYTES, "{ shop_tickets { id body v opened_at price ratio } }", "QUERY_TOO_COMPLEX"),
+        (FEW_BYTES, TYPES, 0),
     ],
 )
-def test_a_query_beyond_a_cap_is_refused(shop, tmp_path, bounds, query, code):
+def test_a_query_has_as_many_rows_as_the_caps_allow_or_is_refused(
+    shop, tmp_path, bounds, query, outcome
+):
     answer = ask(shop.client(tmp_path / "tokens", **bounds), query, "of-all")
-    assert (code_of(answer) if "errors" in answer else None) == code
-
-
-def test_rows_end_at_the_default_or_at_all_that_the_cells_allow(shop, tmp_path):
-    for bounds, query, rows in ((FEW, IDS, 2), (TEN_CELLS, IDS_AND_BODIES, 5)):
-        answer = ask(shop.client(tmp_path / "tokens", **bounds), query, "of-all")
-        assert len(answer["data"]["shop_tickets"]) == rows
+    found = code_of(answer) if "errors" in answer else len(answer["data"].get("shop_tickets", ()))
+    assert found == outcome
 
 
 def test_why_a_function_of_tokens_fails_is_in_the_log_alone(shop, caplog):

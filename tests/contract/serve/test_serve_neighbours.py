@@ -72,13 +72,10 @@ def test_a_condition_holds_before_rows_are_counted(shop, k):
 
 
 def test_a_row_without_a_vector_is_no_neighbour(shop):
+    assert nearest(shop, ", where: {body: {_is_null: true}}", 5) == []
     assert nearest(shop, ', where: {body: {_eq: "bare"}}', 5) == []
     numbers = [number for number, _ in nearest(shop, "", 1_000)]
     assert numbers == [number for number, _ in brute_force(shop, 1_000)]
-
-
-def test_a_condition_that_selects_nothing_has_no_neighbours(shop):
-    assert nearest(shop, ", where: {body: {_is_null: true}}", 5) == []
 
 
 def test_words_are_folded_in_one_of_several_columns(clickhouse_url):

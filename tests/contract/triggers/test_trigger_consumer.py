@@ -40,7 +40,7 @@ def alerts(log):
 class Broken(Outbox):
     """Puts the events, then fails as the database may."""
 
-    def put(self, connection, events, *, bounds=None):
+    def record_events(self, connection, events, *, bounds=None):
         super().record_events(connection, events, bounds=bounds)
         raise sa.exc.OperationalError("INSERT", {}, Exception("the disk is full"))
 

@@ -22,12 +22,9 @@ def test_no_statement_of_a_sender_or_a_trigger_scans_the_outbox(tmp_path):
     put(outbox, event(2), event(3, key="2"))
     outbox.take_leases(["alerts"], "one", 60)
     outbox.poll_endpoints(["alerts"])
-    outbox.prepare_work(
-        "alerts", room=3, busy=["other"], size=2, make_batch_id=IdScheme().make_batch_id
-    )
-    (batch, *_) = outbox.prepare_work(
-        "alerts", room=3, busy=(), size=2, make_batch_id=IdScheme().make_batch_id
-    )
+    batches = {"size": 2, "make_batch_id": IdScheme().make_batch_id}
+    outbox.prepare_work("alerts", room=3, busy=["other"], **batches)
+    (batch, *_) = outbox.prepare_work("alerts", room=3, busy=(), **batches)
     (work, *_) = outbox.prepare_work("alerts", room=3, busy=())
     for message in (*batch.messages, *work.messages):
         outbox.record_attempts(outbox.list_endpoints()["alerts"], [result(outbox, message)])

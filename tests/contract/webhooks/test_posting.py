@@ -67,11 +67,7 @@ async def test_the_package_standardwebhooks_verifies_an_event():
 
 @pytest.mark.parametrize(
     ("path", "received"),
-    [
-        ("", "/"),
-        ("?a=b", "/?a=b"),
-        *([path] * 2 for path in ("/hook;v=1/x;w=2?a=b;c", "/%C3%A4")),
-    ],
+    [("", "/"), ("?a=b", "/?a=b"), ("/%C3%A4;v=1/x;w=2?a=b;c", "/%C3%A4;v=1/x;w=2?a=b;c")],
 )
 async def test_an_event_is_posted_to_the_whole_path(path, received):
     async with posting(path=path) as (receiver, sending):

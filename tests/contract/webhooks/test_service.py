@@ -8,9 +8,7 @@ import pytest
 from standardwebhooks.webhooks import Webhook
 
 from iscp_dagster import Endpoint
-from iscp_dagster.joblog.sql.engine import open_engine
 from iscp_dagster.model.errors import ConfigError
-from iscp_dagster.webhooks.outbox import Outbox
 from iscp_dagster.webhooks.service import (
     SenderService,
     identify_machine,
@@ -40,17 +38,8 @@ async def test_a_ping_is_signed_like_an_event_and_is_in_no_outbox(batch):
     assert (event_["event_type"], event_["event_id"]) == ("PING", received.id)
 
 
-@pytest.fixture(params=["sqlite", "postgresql"])
-def url(request, tmp_path):
-    if request.param == "sqlite":
-        return f"sqlite:///{tmp_path}/log.db"
-    return request.getfixturevalue("new_postgres")()
-
-
-async def test_the_sender_runs_beside_a_server_until_that_ends(url):
-    outbox = Outbox(open_engine(url))
-    outbox.ensure_log_tables()
-    loads = []
+async def test_the_sender_runs_beside_a_server_until_that_ends(outbox):
+    url, loads = outbox.engine.url.render_as_string(hide_password=False), []
 
     async with receiving() as receiver:
 

@@ -12,6 +12,7 @@ import subprocess
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
+from typing import NamedTuple
 
 from support.services.stack import wait_for
 
@@ -21,8 +22,7 @@ FOLLOW_SECONDS = 300
 COMMAND_SECONDS = 300
 
 
-@dataclass(frozen=True, kw_only=True)
-class Block:
+class Block(NamedTuple):
     language: str
     title: str
     text: str
@@ -30,10 +30,7 @@ class Block:
 
 def blocks_of(section: str) -> list[Block]:
     """Return the blocks of a piece of Markdown."""
-    return [
-        Block(language=language, title=title, text=text)
-        for language, title, text in BLOCK.findall(section)
-    ]
+    return [Block(*each) for each in BLOCK.findall(section)]
 
 
 def section(document: Path, heading: str) -> str:

@@ -19,7 +19,7 @@ from support.invocations.killable_processes import (
     run_endpoint,
     run_runtime,
 )
-from support.services.postgres import driven, kill, start_again
+from support.services.postgres import driven, kill
 
 END_SECONDS = 40.0
 JOURNAL = ["Input", "Run", "Sleep", "Call", "Call", "OneWayCall", "Run", "Output"]
@@ -122,7 +122,7 @@ class MortalStack:
         self.counts[f"{victim} killed"] += 1
         if victim == DATABASE:
             kill(self.database)
-            start_again(self.database)
+            self.database.ensure_postgres_running()
             return
         process = self.endpoint if victim == ENDPOINT else self.find_runtime(pid)
         process.kill()

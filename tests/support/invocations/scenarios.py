@@ -5,30 +5,20 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Awaitable, Callable
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 import pytest
 
 from support.errors import raises_naming
+from support.invocations.project_runtime import HttpCaller
 from support.peers.fault_plans import FailedError
+from support.peers.protocol_peer import Peer
 
 SEEN_SECONDS = 60.0
 
 
-class Caller(Protocol):
-    """Calls a handler, by a driver of the protocol or by a runtime's HTTP."""
-
-    async def call(
-        self,
-        service: str,
-        handler: str,
-        argument: Any = None,
-        *,
-        key: str = "",
-        headers: dict[str, str] | None = None,
-    ) -> Any: ...
-
-
+Caller = Peer | HttpCaller
+"""Calls a handler, by a driver of the protocol or by a runtime's HTTP."""
 Scenario = Callable[[Caller, Path], Awaitable[None]]
 NAMES = [f"n{number}" for number in range(5)]
 
@@ -53,7 +43,6 @@ def returns(handler: str, argument: Any, result: Any) -> Scenario:
     async def scenario(caller: Caller, _: Path) -> None:
         assert await caller.call("Steps", handler, argument) == result
 
-    scenario.__name__ = handler
     return scenario
 
 
@@ -64,7 +53,6 @@ def fails(handler: str, code: int, message: str, argument: Any) -> Scenario:
         with raises_naming(FailedError, code, message):
             await caller.call("Steps", handler, argument)
 
-    scenario.__name__ = f"{handler} {code}"
     return scenario
 
 

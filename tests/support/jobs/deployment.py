@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import subprocess
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -65,9 +65,6 @@ class Deployed:
     def told(self) -> str:
         """Return the jobs and the end of Dagster's log, to explain a failure."""
         log = (self.stack.home / "logs" / "dagster.log").read_text()
-        return "\n".join([*_list_jobs(self.tables), log[-A_LOGS_END:]])
-
-
-def _list_jobs(tables: Iterable[Table]) -> list[str]:
-    jobs = [job for table in tables for job in table.jobs()]
-    return [f"{job.key} {job.state} {job.watermark} {job.status}" for job in jobs]
+        jobs = [job for table in self.tables for job in table.jobs()]
+        states = [f"{job.key} {job.state} {job.watermark} {job.status}" for job in jobs]
+        return "\n".join([*states, log[-A_LOGS_END:]])

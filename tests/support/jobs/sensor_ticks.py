@@ -42,9 +42,9 @@ class Ticks:
     cursors: dict[str, str | None] = field(default_factory=dict)
 
     def __call__(self) -> Tick:
-        return Tick(self._evaluate(RUNNER), self._evaluate(NEWS))
+        return Tick(self.evaluate(RUNNER), self.evaluate(NEWS))
 
-    def _evaluate(self, name: str) -> Any:
+    def evaluate(self, name: str) -> Any:
         with (
             partition_loading_context(dynamic_partitions_store=self.instance),
             dg.build_sensor_context(

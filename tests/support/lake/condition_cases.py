@@ -37,11 +37,16 @@ def _quoted(*texts: str) -> tuple[tuple[str, str], ...]:
     return tuple((f"'{text}'", f"'{text}'") for text in texts)
 
 
-def _of(function: str, *texts: str) -> tuple[tuple[str, str], ...]:
-    return tuple((f"'{text}'", f"{function}'{text}'") for text in texts)
+def _literals(function: str, *texts: str) -> tuple[tuple[str, str], ...]:
+    return tuple((text, f"{function}'{text}'") for text in texts)
 
 
-NAN = ("nan", "double('NaN')")
+def _beside_spark(name: str, type_: str, values: tuple[str, ...], *literals: object) -> Edge:
+    """A column of a type that Spark does not have."""
+    return Edge(name, type_, "", tuple((v, "") for v in values), tuple((x, "") for x in literals))
+
+
+DAYS = ("1900-01-01", "1969-12-31", "1970-01-01", "2299-12-31")
 MOMENTS = (
     *("1900-01-01 00:00:00", "1969-12-31 23:59:59.999999", "1970-01-01 00:00:00"),
     *("2024-03-31 01:30:00.123456", "2299-12-31 23:59:59.999999"),
@@ -110,20 +115,17 @@ EDGES = (
         "Nullable(Decimal(9, 2))",
         "decimal(9,2)",
         _same("-9999999.99", "-0.01", "0.00", "1.10", "9999999.99"),
-        tuple(
-            (text, text)
-            for text in ("1.1", "1.10", "1.105", "-0.011", "0", "-0.0", "9999999.99", "1e7")
-        ),
+        _same("1.1", "1.10", "1.105", "-0.011", "0", "-0.0", "9999999.99", "1e7"),
     ),
     Edge(
         "wide",
         "Nullable(Decimal(38, 10))",
         "decimal(38,10)",
         _quoted("1234567890123456789012345678.0123456789", "-0.0000000001"),
-        (
-            ("1234567890123456789012345678.0123456789",) * 2,
-            ("-0.0000000001",) * 2,
-            ("99999999999999999999999999999",) * 2,
+        _same(
+            "1234567890123456789012345678.0123456789",
+            "-0.0000000001",
+            "99999999999999999999999999999",
         ),
     ),
     Edge(
@@ -131,10 +133,7 @@ EDGES = (
         "Nullable(String)",
         "string",
         _quoted("", "a", "A", "ä", "a\u0308", "z", "😀", "\uffff", "it''s", "50% _x"),
-        tuple(
-            (text, f"'{text}'")
-            for text in ("", "a", "A", "ä", "Z", "😀", "\uffff", "50% _x", "nan")
-        ),
+        _literals("", "", "a", "A", "ä", "Z", "😀", "\uffff", "50% _x", "nan"),
     ),
     Edge(
         "flag",
@@ -147,11 +146,8 @@ EDGES = (
         "day",
         "Nullable(Date32)",
         "date",
-        _of("DATE", "1900-01-01", "1969-12-31", "1970-01-01", "2299-12-31"),
-        tuple(
-            (text, f"DATE'{text}'")
-            for text in ("0001-01-01", "1900-01-01", "1970-01-01", "2299-12-31", "9999-12-31")
-        ),
+        tuple((f"'{day}'", f"DATE'{day}'") for day in DAYS),
+        _literals("DATE", "0001-01-01", *DAYS, "9999-12-31"),
     ),
     Edge(
         "moment",
@@ -187,105 +183,68 @@ EDGES = (
         "Nullable(UUID)",
         "string",
         _quoted(*UUIDS),
-        tuple((text, f"'{text}'") for text in UUIDS),
+        _literals("", *UUIDS),
     ),
 )
 """Of these Spark has every value."""
 
 ONLY_CLICKHOUSE = (
-    Edge(
+    _beside_spark(
         "nanos",
         "Nullable(DateTime64(9, 'America/New_York'))",
-        "",
         (
-            ("toDateTime64('2024-01-01 00:00:00.000000001', 9, 'UTC')", ""),
-            ("toDateTime64('1969-12-31 23:59:59.999999999', 9, 'UTC')", ""),
-            ("toDateTime64('2262-04-11 23:47:15.999999999', 9, 'UTC')", ""),
+            "toDateTime64('2024-01-01 00:00:00.000000001', 9, 'UTC')",
+            "toDateTime64('1969-12-31 23:59:59.999999999', 9, 'UTC')",
+            "toDateTime64('2262-04-11 23:47:15.999999999', 9, 'UTC')",
         ),
-        (
-            ("2024-01-01T00:00:00.000000001Z", ""),
-            ("2024-01-01T00:00:00Z", ""),
-            ("1969-12-31T23:59:59.999999999Z", ""),
-            ("2299-01-01T00:00:00Z", ""),
-        ),
+        *("2024-01-01T00:00:00.000000001Z", "2024-01-01T00:00:00Z"),
+        *("1969-12-31T23:59:59.999999999Z", "2299-01-01T00:00:00Z"),
     ),
-    Edge(
-        "huge",
-        "Nullable(UInt256)",
-        "",
-        _same(str(2**256 - 1), "0"),
-        ((str(2**256 - 1), ""), (-1, ""), (0, "")),
-    ),
-    Edge(
+    _beside_spark("huge", "Nullable(UInt256)", (str(2**256 - 1), "0"), str(2**256 - 1), -1, 0),
+    _beside_spark(
         "level",
         "Enum8('low' = 3, 'high' = 1, 'it\\'s' = 2)",
-        "",
-        _same("'low'", "'high'", "'it''s'"),
-        (("low", ""), ("high", ""), ("none", ""), ("it's", "")),
+        ("'low'", "'high'", "'it''s'"),
+        *("low", "high", "none", "it's"),
     ),
-    Edge("code", "FixedString(2)", "", _same("'ab'", "'zz'"), (("ab", ""), ("a", ""), ("abc", ""))),
-    Edge(
-        "address",
-        "IPv4",
-        "",
-        _same("'10.0.0.2'", "'9.0.0.1'"),
-        (("10.0.0.2", ""), ("9.0.0.1", ""), ("no address", "")),
+    _beside_spark("code", "FixedString(2)", ("'ab'", "'zz'"), "ab", "a", "abc"),
+    _beside_spark(
+        "address", "IPv4", ("'10.0.0.2'", "'9.0.0.1'"), "10.0.0.2", "9.0.0.1", "no address"
     ),
-    Edge(
-        "key",
-        "Int32",
-        "",
-        _same("-2147483648", "7"),
-        ((7, ""), (-2147483648, ""), (2**40, "")),
-    ),
-    Edge(
+    _beside_spark("key", "Int32", ("-2147483648", "7"), 7, -2147483648, 2**40),
+    _beside_spark(
         "word",
         "LowCardinality(Nullable(String))",
-        "",
-        _quoted("x", "Y", "back\\\\slash", "tab\\t", "line\\n", "nul\\0nul", "quote\\'"),
-        tuple(
-            (text, "")
-            for text in ("x", "Y", "back\\slash", "tab\t", "line\n", "nul\0nul", "quote'")
-        ),
+        ("'x'", "'Y'", "'back\\\\slash'", "'tab\\t'", "'line\\n'", "'nul\\0nul'", "'quote\\''"),
+        *("x", "Y", "back\\slash", "tab\t", "line\n", "nul\0nul", "quote'"),
     ),
-    Edge(
+    _beside_spark(
         "host",
         "Nullable(IPv6)",
-        "",
-        _same("'::1'", "'2001:db8::ff'", "'fe80::1'"),
-        (("::1", ""), ("2001:db8::ff", ""), ("10.0.0.1", "")),
+        ("'::1'", "'2001:db8::ff'", "'fe80::1'"),
+        *("::1", "2001:db8::ff", "10.0.0.1"),
     ),
-    Edge(
+    _beside_spark(
         "date",
         "Date",
-        "",
-        _same("'1970-01-01'", "'2149-06-06'"),
-        (("1970-01-01", ""), ("1969-12-31", ""), ("2149-06-06", ""), ("2149-06-07", "")),
+        ("'1970-01-01'", "'2149-06-06'"),
+        *("1970-01-01", "1969-12-31", "2149-06-06", "2149-06-07"),
     ),
-    Edge(
+    _beside_spark(
         "millis",
         "Nullable(DateTime64(3, 'Asia/Kolkata'))",
-        "",
-        (("toDateTime64('2024-01-01 00:00:00.001', 3, 'UTC')", ""),),
-        (
-            ("2024-01-01T00:00:00.001Z", ""),
-            ("2024-01-01T00:00:00.0010001Z", ""),
-            ("2024-01-01T05:30:00.0009999+05:30", ""),
-        ),
+        ("toDateTime64('2024-01-01 00:00:00.001', 3, 'UTC')",),
+        *("2024-01-01T00:00:00.001Z", "2024-01-01T00:00:00.0010001Z"),
+        "2024-01-01T05:30:00.0009999+05:30",
     ),
-    Edge(
-        "brain",
-        "Nullable(BFloat16)",
-        "",
-        _same("0.1", "nan", "3e38"),
-        ((0.1, ""), (0.099609375, ""), ("NaN", ""), (3e38, "")),
+    _beside_spark(
+        "brain", "Nullable(BFloat16)", ("0.1", "nan", "3e38"), 0.1, 0.099609375, "NaN", 3e38
     ),
-    Edge(
+    _beside_spark(
         "exact",
         "Nullable(Decimal(76, 38))",
-        "",
-        _same(f"'{'9' * 38}.{'9' * 38}'", "'0'", f"'-0.{'0' * 37}1'"),
-        ((f"{'9' * 38}.{'9' * 38}", ""), ("1e38", ""), (f"-0.{'0' * 38}1", ""), (0, "")),
+        (f"'{'9' * 38}.{'9' * 38}'", "'0'", f"'-0.{'0' * 37}1'"),
+        *(f"{'9' * 38}.{'9' * 38}", "1e38", f"-0.{'0' * 38}1", 0),
     ),
 )
 

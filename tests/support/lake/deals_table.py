@@ -225,13 +225,13 @@ def seen(state: State, view: View) -> State:
     return {key: row for key, row in rows.items() if row is not None}
 
 
-def dealings(path: Path, run: Callable[[str], object], latest: Callable[[], int]) -> Dealings:
+def dealings(path: Path, run: Callable[[str], object]) -> Dealings:
     """Put the table at `path`, and return its model; with ISCP_WRITE_HISTORIES it is made anew."""
-    history = Written(run, latest) if to_be_written() else Kept(NAME, path)
+    history = Written(run, path) if to_be_written() else Kept(NAME, path)
     model = Dealings(history.commit, random.Random(16))
     model.run()
     if isinstance(history, Written):
-        history.keep(NAME, path)
+        history.keep(NAME)
     return model
 
 

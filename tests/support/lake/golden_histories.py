@@ -37,7 +37,7 @@ class Kept:
     _at: int = 0
 
     def __post_init__(self) -> None:
-        history = _unpack(self.archive, self.path)
+        history = read_archive(self.archive, self.path)
         self.steps = [(each["statements"], each["versions"]) for each in history["steps"]]
 
     @property
@@ -55,27 +55,29 @@ class Kept:
 
 @dataclass
 class Written:
-    """A table's history while it is written; `keep` makes the archive."""
+    """Commits that are made now to the table at `path`; `keep` makes the archive."""
 
     run: Callable[[str], object]
-    latest: Callable[[], int]
+    """Runs SQL in which `{t}` is the table."""
+    path: Path
     steps: list[tuple[list[str], int]] = field(default_factory=list)
 
     def commit(self, statements: Sequence[str]) -> int:
         """Run the statements and return how many versions they made."""
-        before = self.latest() if self.steps else -1
+        before = self._latest()
         for statement in statements:
             self.run(statement)
-        versions = self.latest() - before
+        versions = self._latest() - before
         self.steps.append((list(statements), versions))
         return versions
 
-    def keep(self, name: str, path: Path) -> None:
-        history = path / "history.json"
+    def _latest(self) -> int:
+        names = (each.stem for each in (self.path / "_delta_log").glob("*.json"))
+        return max((int(name) for name in names if name.isdigit()), default=-1)
+
+    def keep(self, name: str) -> None:
         steps = [{"statements": each, "versions": versions} for each, versions in self.steps]
-        history.write_text(json.dumps({"by": _WRITTEN_BY, "steps": steps}, indent=1))
-        _archive(path, archive_of(name))
-        history.unlink()
+        write_archive(archive_of(name), self.path, steps=steps)
 
 
 @dataclass
@@ -124,7 +126,7 @@ class KeptSpark:
 
     def _replay(self, text: str, path: Path) -> None:
         if not self._steps:
-            self._steps = _unpack(self.archive, self.folder)["steps"]
+            self._steps = read_archive(self.archive, self.folder)["steps"]
         step = self._steps[self._at] if self._at < len(self._steps) else {"statement": None}
         if step["statement"] != text:
             was = step["statement"]
@@ -138,9 +140,7 @@ class KeptSpark:
     def close(self) -> None:
         """Write the archive, where that is to be done."""
         if self._steps and to_be_written():
-            content = {"by": _WRITTEN_BY, "steps": self._steps}
-            (self.folder / "history.json").write_text(json.dumps(content, indent=1))
-            _archive(self.folder, self.archive)
+            write_archive(self.archive, self.folder, steps=self._steps)
 
 
 def _list_files(folder: Path) -> dict[str, tuple[int, int]]:
@@ -153,7 +153,7 @@ def _list_files(folder: Path) -> dict[str, tuple[int, int]]:
     return {name: (stat.st_size, stat.st_mtime_ns) for name, stat in found.items()}
 
 
-def _unpack(archive: Path, folder: Path) -> dict[str, Any]:
+def read_archive(archive: Path, folder: Path) -> dict[str, Any]:
     """Extract the archive; return its history."""
     if not archive.exists():
         pytest.fail(f"{archive} is not there; write it: {WRITE}=1")
@@ -167,12 +167,16 @@ def _unpack(archive: Path, folder: Path) -> dict[str, Any]:
     return history
 
 
-def _archive(folder: Path, target: Path) -> None:
+def write_archive(target: Path, folder: Path, **history: Any) -> None:
+    """Archive the files of the folder, and their history; a file with several links once."""
+    told = folder / "history.json"
+    told.write_text(json.dumps({"by": _WRITTEN_BY, **history}, indent=1))
     target.parent.mkdir(parents=True, exist_ok=True)
     with tarfile.open(target, "w:xz") as archive:
         for file in sorted(folder.rglob("*")):
             if file.is_file():
                 archive.add(file, str(file.relative_to(folder)), filter=_clear_owner)
+    told.unlink()
 
 
 def archive_of(name: str) -> Path:

@@ -7,14 +7,11 @@ those of an index's view by clickhouse-connect, and `plain_values` makes both pl
 from __future__ import annotations
 
 import itertools
-import json
 import os
 import shutil
-import tarfile
 from collections import Counter
 from collections.abc import Callable, Collection, Iterator
 from dataclasses import dataclass, field
-from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
@@ -30,14 +27,13 @@ from iscp_dagster.sync.deployment import Deployment
 from iscp_dagster.sync.iteration.outcomes import RowDelivery
 from iscp_dagster.upkeep.position import read_positions
 from support.lake.delta_tables import FEED, Table
-from support.lake.golden_histories import WRITE, archive_of
+from support.lake.golden_histories import WRITE, archive_of, read_archive, write_archive
 from support.lake.plain_values import as_bytes, plain
 
 NUMBERS = itertools.count()
 LOOK = "look"
 """A step: what was committed is synchronized and compared; so it is after the last step too."""
 SAMPLES = 3
-WRITTEN_BY = {name: version(name) for name in ("pyspark", "delta-spark")}
 OF_SPARK = ("columnMapping", "DeletionVectors", "TypeWidening", "VARIANT", "checkpointPolicy")
 
 
@@ -125,13 +121,7 @@ def record(history: History, deployment: Deployment, writer: Any, folder: Path) 
         shutil.copytree(table.path, stop / "table", copy_function=_link, ignore=_ignore_checksums)
         feather.write_feather(rows, stop / "rows.arrow", compression="uncompressed")
         counts.append(count)
-    content = {"by": WRITTEN_BY, "statements": history.statements, "counts": counts}
-    (folder / "history.json").write_text(json.dumps(content, indent=1))
-    history.archive.parent.mkdir(parents=True, exist_ok=True)
-    with tarfile.open(history.archive, "w:xz") as archive:
-        for file in sorted(folder.rglob("*")):
-            name = str(file.relative_to(folder))
-            archive.add(file, name, recursive=False)
+    write_archive(history.archive, folder, statements=history.statements, counts=counts)
 
 
 def write_steps(history: History, table: Table) -> Iterator[Step]:
@@ -150,12 +140,10 @@ def write_steps(history: History, table: Table) -> Iterator[Step]:
 
 def replay(history: History, deployment: Deployment, folder: Path) -> None:
     """Put the kept tables in place one after the other; compare with what Spark read of them."""
-    with tarfile.open(history.archive) as archive:
-        archive.extractall(folder, filter="data")
-    content = json.loads((folder / "history.json").read_text())
-    for name, value in (("by", WRITTEN_BY), ("statements", history.statements)):
-        if content[name] != value:
-            pytest.fail(f"{history.archive} has {content[name]}, not {value}; {WRITE}=1 -m soak")
+    content = read_archive(history.archive, folder)
+    kept, made = content["statements"], history.statements
+    if kept != made:
+        pytest.fail(f"{history.archive} has {kept}, not {made}; {WRITE}=1 -m soak")
     table = Table(deployment, declare(history))
     stops = [step for step in list_steps(history) if is_stop(step)]
     for number, (step, count) in enumerate(zip(stops, content["counts"], strict=True)):
@@ -237,16 +225,11 @@ def compare(history: History, table: Table, spark: pa.Table, count: int) -> None
         number = table.query(f"SELECT count() FROM {view}")[0][0]
         assert number == count, (index.name, number, count)
         chosen = spark.select(columns)
-        clickhouse = read_clickhouse(client, view, chosen.schema, history)
-        rows = make_plain_rows(chosen, history, table.identity)
-        compare_rows(index.name, Counter(rows), Counter(clickhouse))
-
-
-def compare_rows(index: str, spark: Counter[Any], clickhouse: Counter[Any]) -> None:
-    """Raise AssertionError with some of the rows that only one of the two has."""
-    only = {"Spark": spark - clickhouse, index: clickhouse - spark}
-    samples = {name: list(rows.elements())[:SAMPLES] for name, rows in only.items()}
-    assert not any(samples.values()), samples
+        clickhouse = Counter(read_clickhouse(client, view, chosen.schema, history))
+        rows = Counter(make_plain_rows(chosen, history, table.identity))
+        only = {"Spark": rows - clickhouse, index.name: clickhouse - rows}
+        samples = {name: list(some.elements())[:SAMPLES] for name, some in only.items()}
+        assert not any(samples.values()), samples
 
 
 def read_spark(history: History, table: Table) -> tuple[pa.Table, int]:

@@ -105,7 +105,7 @@ class Trades:
 
     def go_live(self) -> None:
         """Have Spark make the commits from now on."""
-        self.commit = Live(self.path, self.run).commit
+        self.commit = Written(self.run, self.path).commit
 
     def put(self, number: int, keys: int, amounts: Sequence[int | None] = AMOUNTS) -> None:
         """Change `number` rows in one commit, each with one of the first `keys` keys."""
@@ -238,30 +238,11 @@ class Unfolding:
         return versions
 
 
-@dataclass
-class Live:
-    """Commits made now; `run` runs SQL of the table at `path`."""
-
-    path: Path
-    run: Callable[[str], object]
-
-    def latest(self) -> int:
-        names = (each.stem for each in (self.path / "_delta_log").glob("*.json"))
-        return max((int(name) for name in names if name.isdigit()), default=-1)
-
-    def commit(self, statements: Sequence[str]) -> int:
-        """Run the statements; return how many versions they made."""
-        before = self.latest()
-        for statement in statements:
-            self.run(statement)
-        return self.latest() - before
-
-
 def trades(path: Path, staging: Path, run: Callable[[str], object]) -> Trades:
     """Make the empty table at `path`; `run` runs SQL where the history is to be written."""
     if to_be_written():
-        history = Written(run, Live(path, run).latest)
-        made = Trades(path, run, history.commit, keep=lambda: history.keep(NAME, path))
+        history = Written(run, path)
+        made = Trades(path, run, history.commit, keep=lambda: history.keep(NAME))
     else:
         made = Trades(path, run, Unfolding(Kept(NAME, staging), path).commit)
     made.create()

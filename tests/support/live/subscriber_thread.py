@@ -17,9 +17,9 @@ class Follower:
         self.messages = []
         self.error = None
 
-    def await_messages(self, number, seconds=60):
+    def await_messages(self, number):
         """Wait until it has that many."""
-        deadline = time.monotonic() + seconds
+        deadline = time.monotonic() + 60
         while len(self.messages) < number:
             assert self.error is None, self.error
             assert time.monotonic() < deadline, f"{len(self.messages)} of {number} messages"
@@ -31,7 +31,7 @@ def following(deployment, source, name, **arguments):
     """Subscribe to a built changes index of the table until the block ends."""
     catalog = read_catalog([source], [deployment.endpoint], lambda *_: ())
     (served,) = [each for each in catalog.changes.values() if each.index.name == name]
-    follower, loop, ended = Follower(), asyncio.new_event_loop(), asyncio.Event()
+    follower, loop = Follower(), asyncio.new_event_loop()
 
     async def follow():
         service = SubscriptionService(log=deployment.log)
@@ -39,20 +39,18 @@ def following(deployment, source, name, **arguments):
         async for message in service.subscribe(served, arguments, context):
             follower.messages.append(message)
 
-    async def run():
-        task = asyncio.ensure_future(follow())
-        ending = asyncio.ensure_future(ended.wait())
-        await asyncio.wait({task, ending}, return_when=asyncio.FIRST_COMPLETED)
-        task.cancel()
-        ending.cancel()
-        (follower.error, _) = await asyncio.gather(task, ending, return_exceptions=True)
+    task = loop.create_task(follow())
 
-    thread = threading.Thread(target=lambda: loop.run_until_complete(run()))
+    def run():
+        ended = asyncio.gather(task, return_exceptions=True)
+        (follower.error,) = loop.run_until_complete(ended)
+
+    thread = threading.Thread(target=run)
     thread.start()
     try:
         yield follower
     finally:
-        loop.call_soon_threadsafe(ended.set)
+        loop.call_soon_threadsafe(task.cancel)
         thread.join(30)
         loop.close()
         assert isinstance(follower.error, asyncio.CancelledError), follower.error

@@ -4,43 +4,23 @@ from __future__ import annotations
 
 import json
 import os
-import signal
 import sqlite3
-import subprocess
 import sys
 from collections.abc import Iterator
 from contextlib import closing, contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from support.invocations.asgi_process import Served
 from support.outbox import receiver_server
 
 
-@dataclass
-class Hooks:
+@dataclass(kw_only=True)
+class Hooks(Served):
     """A receiver at a port; whatever it has received survives it."""
 
-    port: int
     database: Path
-    secret: str
-    process: subprocess.Popen[str] | None = field(default=None, init=False)
-
-    def start(self) -> None:
-        """Start it, and wait until it listens."""
-        command = [sys.executable, receiver_server.__file__, str(self.port), str(self.database)]
-        environment = {**os.environ, "ISCP_WEBHOOK_SECRET": self.secret}
-        self.process = subprocess.Popen(command, env=environment, stdout=subprocess.PIPE, text=True)
-        assert self.process.stdout is not None
-        assert json.loads(self.process.stdout.readline()) == {"port": self.port}
-
-    def kill(self) -> None:
-        """Kill it at once."""
-        assert self.process is not None
-        self.process.send_signal(signal.SIGKILL)
-        self.process.wait(30)
-        assert self.process.stdout is not None
-        self.process.stdout.close()
 
     def rows(self, query: str) -> list[tuple[Any, ...]]:
         with closing(sqlite3.connect(self.database, timeout=30)) as connection:
@@ -58,7 +38,13 @@ class Hooks:
 @contextmanager
 def receiving_at(port: int, database: Path, secret: str) -> Iterator[Hooks]:
     """Run a receiver until the end of the block."""
-    hooks = Hooks(port, database, secret)
+    hooks = Hooks(
+        command=(sys.executable, receiver_server.__file__, str(port), str(database)),
+        port=port,
+        log=database.with_suffix(".log"),
+        environment=os.environ | {"ISCP_WEBHOOK_SECRET": secret},
+        database=database,
+    )
     hooks.start()
     try:
         yield hooks

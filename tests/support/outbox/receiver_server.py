@@ -8,7 +8,6 @@ handles each event once, in one transaction with the deduplicator's. DATABASE is
 
 from __future__ import annotations
 
-import json
 import os
 import sys
 import time
@@ -121,7 +120,6 @@ def main() -> None:
     handler = handler_of(Receiver(database, os.environ["ISCP_WEBHOOK_SECRET"]))
     with ThreadingHTTPServer(("127.0.0.1", port), handler) as server:
         server.daemon_threads = True
-        print(json.dumps({"port": server.server_port}), flush=True)  # noqa: T201
         server.serve_forever()
 
 

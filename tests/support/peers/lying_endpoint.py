@@ -15,7 +15,6 @@ from support.peers.endpoint_lies import DONE, Answer, pack
 from support.peers.wire import Packet, unpack
 
 MANIFEST = "application/vnd.restate.endpointmanifest.v1+json"
-_HEADER_END = b"\r\n\r\n"
 
 
 class Liar:
@@ -48,21 +47,17 @@ class Liar:
 
     async def talk(self, reader: Any, writer: Any) -> None:
         """Speak HTTP/1.1."""
+        answer = Answer()
         with suppress(EOFError):
-            await self._talk(reader, writer)
-
-    async def _talk(self, reader: Any, writer: Any) -> None:
-        while True:
-            head = await reader.readuntil(_HEADER_END)
-            body = await _body(reader, head)
-            if head.startswith(b"GET"):
-                answer = Answer(media=MANIFEST, body=self.manifest(duplex=False))
-            else:
-                answer = self.answer(unpack(body)[0])
-            writer.write(self._format(answer) if answer.raw is None else answer.raw)
-            await writer.drain()
-            if answer.broken:
-                return
+            while not answer.broken:
+                head = await reader.readuntil(b"\r\n\r\n")
+                body = await _body(reader, head)
+                if head.startswith(b"GET"):
+                    answer = Answer(media=MANIFEST, body=self.manifest(duplex=False))
+                else:
+                    answer = self.answer(unpack(body)[0])
+                writer.write(self._format(answer) if answer.raw is None else answer.raw)
+                await writer.drain()
 
     def _format(self, answer: Answer) -> bytes:
         length = len(answer.body) + 10 * answer.broken

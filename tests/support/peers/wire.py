@@ -115,24 +115,25 @@ def completion(index: int, result: Result) -> Packet:
     return replace(message, body=message.body + write_result(result))
 
 
+def _read_varint(data: bytes, at: int) -> tuple[int, int]:
+    """Return the number at that place, and the place behind it."""
+    value = shift = 0
+    while True:
+        byte = data[at]
+        at += 1
+        value |= (byte & 0x7F) << shift
+        shift += 7
+        if byte < 0x80:
+            return value, at
+
+
 def _raw(data: bytes) -> Iterator[tuple[int, int | bytes]]:
     at = 0
-
-    def number() -> int:
-        nonlocal at
-        value = shift = 0
-        while True:
-            byte = data[at]
-            at += 1
-            value |= (byte & 0x7F) << shift
-            shift += 7
-            if byte < 0x80:
-                return value
-
     while at < len(data):
-        tag = number()
+        tag, at = _read_varint(data, at)
         assert tag & 7 in {0, 2}, f"the wire type {tag & 7} is in no message"
-        value: int | bytes = number()
+        value: int | bytes
+        value, at = _read_varint(data, at)
         if tag & 7 == 2:
             at += value
             assert at <= len(data), "a field ends behind its message"
@@ -176,13 +177,10 @@ def read(shape: Shape, data: bytes) -> dict[str, Any]:
 
 
 def _numbers(data: bytes) -> list[int]:
-    numbers, value, shift = [], 0, 0
-    for byte in data:
-        value |= (byte & 0x7F) << shift
-        shift += 7
-        if byte < 0x80:
-            numbers.append(value)
-            value = shift = 0
+    numbers, at = [], 0
+    while at < len(data):
+        number, at = _read_varint(data, at)
+        numbers.append(number)
     return numbers
 
 

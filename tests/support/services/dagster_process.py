@@ -13,8 +13,8 @@ import queue
 import sys
 import threading
 import warnings
-from dataclasses import dataclass
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 from iscp_dagster import SourceTable
@@ -62,21 +62,11 @@ class Gated:
             write_event(self.events, what="takes", ends=ends, fence=fence, ids=ids)
 
 
-@dataclass
-class FixedIscp:
-    """The location's resource `iscp`."""
-
-    deployment: Deployment
-
-    def create_deployment(self) -> Deployment:
-        return self.deployment
-
-
 def main(config: dict[str, Any]) -> None:
     import dagster as dg
-    from dagster._core.definitions.partitions.context import partition_loading_context
 
     from iscp_dagster.location.build import build_definitions
+    from support.jobs.sensor_ticks import RUNNER, Ticks
 
     warnings.simplefilter("ignore")
     events = Path(config["told"])
@@ -88,9 +78,8 @@ def main(config: dict[str, Any]) -> None:
         lake=config["lake"],
     )
     source = SourceTable(config["table"], key="id", tenant="tenant", indexes=[])
-    iscp = FixedIscp(deployment)
+    iscp = SimpleNamespace(create_deployment=lambda: deployment)
     defs = build_definitions([source], {"iscp": iscp})
-    sensor = defs.resolve_sensor_def("iscp_runner")
     requests: queue.SimpleQueue[Any] = queue.SimpleQueue()
     cache_migrations()
     with dg.DagsterInstance.from_config(config["home"]) as instance:
@@ -103,16 +92,9 @@ def main(config: dict[str, Any]) -> None:
                 )
 
         threading.Thread(target=work, daemon=True).start()
-        cursor = None
+        ticks = Ticks(defs, instance)
         while os.getppid() == config["parent"]:
-            with (
-                partition_loading_context(dynamic_partitions_store=instance),
-                dg.build_sensor_context(
-                    instance=instance, cursor=cursor, definitions=defs, resources={"iscp": iscp}
-                ) as context,
-            ):
-                result = sensor.evaluate_tick(context)
-            cursor = result.cursor
+            result = ticks.evaluate(RUNNER)
             for request in result.run_requests:
                 requests.put(request)
             skipped = result.skip_message or ""

@@ -1,10 +1,9 @@
-"""An HTTP proxy before ClickHouse that fails or holds inserts, or refuses connections."""
+"""An HTTP proxy before ClickHouse that fails or holds inserts."""
 
 from __future__ import annotations
 
 import http.client
 import json
-import socket
 from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import closing, contextmanager
@@ -46,7 +45,6 @@ class FaultyClickHouse(ThreadingHTTPServer):
         self.over = Event()
         self.coming_to: dict[str, list[str | None]] = {}
         self.held: set[str] = set()
-        self.refuses = False
         self._flows = Event()
         self._flows.set()
         self._taking = Lock()
@@ -69,16 +67,10 @@ class FaultyClickHouse(ThreadingHTTPServer):
         user = f"{self.credentials}@" if self.credentials else ""
         return f"http://{user}127.0.0.1:{self.server_address[1]}"
 
-    def serve(self) -> None:
-        Thread(target=self.serve_forever, kwargs={"poll_interval": 0.05}, daemon=True).start()
-
     def land(self) -> list[str]:
         """Forward the late statements in order; return ClickHouse's answers."""
         late, self._late = self._late, []
         return [text.decode(errors="replace") for _, _, text in (send() for send in late)]
-
-    def keep_late(self, send: Callable[[], tuple[int, dict[str, str], bytes]]) -> None:
-        self._late.append(send)
 
     def take_fault(self, query: str) -> str | None:
         if any(text in query for text in self.late_statements):
@@ -115,22 +107,6 @@ class FaultyClickHouse(ThreadingHTTPServer):
         while self.tokens[token] < 2 and not self.over.wait(1):
             yield
 
-    @contextmanager
-    def refusing(self) -> Iterator[None]:
-        """Refuse new connections, and close open ones."""
-        self.shutdown()
-        self.refuses = True
-        self.server_close()
-        # Bound but not listening, so that nobody else takes the port.
-        self.socket = socket.socket(self.address_family, self.socket_type)
-        self.server_bind()
-        try:
-            yield
-        finally:
-            self.refuses = False
-            self.server_activate()
-            self.serve()
-
 
 class _Handler(BaseHTTPRequestHandler):
     protocol_version = "HTTP/1.1"
@@ -144,9 +120,6 @@ class _Handler(BaseHTTPRequestHandler):
             self.close_connection = True
 
     def _post(self) -> None:
-        if self.server.refuses:
-            self.close_connection = True
-            return
         body = self._read_body()
         parameters = parse_qs(urlsplit(self.path).query)
         query = parameters.get("query", [""])[0] or body[:200].decode(errors="replace")
@@ -162,7 +135,7 @@ class _Handler(BaseHTTPRequestHandler):
             self.close_connection = True
             return
         if fault == LATE:
-            self.server.keep_late(partial(self._forward, body))
+            self.server._late.append(partial(self._forward, body))
             self.close_connection = True
             return
         if fault == "error before":
@@ -245,7 +218,7 @@ class _Handler(BaseHTTPRequestHandler):
 def faulty(url: str) -> Iterator[FaultyClickHouse]:
     """Run the server until the end of the block."""
     with FaultyClickHouse(url) as server:
-        server.serve()
+        Thread(target=server.serve_forever, args=(0.05,), daemon=True).start()
         yield server
         server.over.set()
         server.release()

@@ -16,8 +16,8 @@ ADDRESS = f"127.0.0.1:{PORT}"
 """The only address that the tests' ClickHouse servers may query."""
 
 
-class _Server(ThreadingHTTPServer):
-    """Sends a number a second until the gate opens: ClickHouse gives up on a silent server."""
+class Gate(ThreadingHTTPServer):
+    """Holds inserts; `met` is set once one waits."""
 
     daemon_threads = True
 
@@ -25,13 +25,18 @@ class _Server(ThreadingHTTPServer):
         super().__init__(("127.0.0.1", PORT), _Handler)
         self.met, self.opened = Event(), Event()
 
+    def open(self) -> None:
+        """Let all inserts through from now on."""
+        self.opened.set()
+
 
 class _Handler(BaseHTTPRequestHandler):
-    server: _Server
+    server: Gate
 
     def do_GET(self) -> None:
         self.server.met.set()
         self.do_HEAD()
+        # A number a second: ClickHouse gives up on a silent server.
         while not self.server.opened.wait(1):
             self.wfile.write(b"1\n")
             self.wfile.flush()
@@ -44,21 +49,6 @@ class _Handler(BaseHTTPRequestHandler):
         """Say nothing."""
 
 
-class Gate:
-    """Holds inserts; `met` is set once one waits."""
-
-    def __init__(self, server: _Server) -> None:
-        self.met, self._opened = server.met, server.opened
-
-    def open(self) -> None:
-        """Let all inserts through from now on."""
-        self._opened.set()
-
-    @property
-    def opened(self) -> bool:
-        return self._opened.is_set()
-
-
 @contextmanager
 def insert_gate(ask: Callable[[str], object], table: str) -> Iterator[Gate]:
     """Put a gate before the table: a materialized view makes its inserts wait.
@@ -66,17 +56,17 @@ def insert_gate(ask: Callable[[str], object], table: str) -> Iterator[Gate]:
     `ask` executes a statement. The end opens the gate, waits for the inserts and removes the view.
     """
     name = f"{table}_gate{next(NUMBERS)}"
-    with _Server() as server:
-        Thread(target=server.serve_forever, args=(0.02,), daemon=True).start()
+    with Gate() as gate:
+        Thread(target=gate.serve_forever, args=(0.02,), daemon=True).start()
         ask(f"CREATE TABLE {name}_to (n Int64) ENGINE = Null")
         ask(
             f"CREATE MATERIALIZED VIEW {name} TO {name}_to AS SELECT answer.n AS n FROM {table} "
             f"CROSS JOIN (SELECT n FROM url('http://{ADDRESS}/', 'TSV', 'n Int64')) AS answer"
         )
         try:
-            yield Gate(server)
+            yield gate
         finally:
-            server.opened.set()
+            gate.open()
             ask(f"DROP TABLE {name} SYNC")
             ask(f"DROP TABLE {name}_to SYNC")
-            server.shutdown()
+            gate.shutdown()

@@ -38,10 +38,7 @@ class ObjectStore:
     port: int
     log: Path
     warded: Warded
-
-    @property
-    def lake(self) -> str:
-        return LAKE
+    lake: str = LAKE
 
     @property
     def environment(self) -> dict[str, str]:

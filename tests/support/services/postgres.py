@@ -17,7 +17,10 @@ def driven(url: str) -> sa.URL:
 
 
 def kill(server: Any) -> None:
-    """Kill the server with all its processes, as a crash of its machine would."""
+    """Kill the server with all its processes, as a crash of its machine would.
+
+    Its `ensure_postgres_running` starts it again; it recovers from its write-ahead log.
+    """
     first = psutil.Process(server.get_pid())
     processes = [first, *first.children(recursive=True)]
     for process in processes:
@@ -26,8 +29,3 @@ def kill(server: Any) -> None:
             process.kill()
     _, left = psutil.wait_procs(processes, GONE_SECONDS)
     assert not left, left
-
-
-def start_again(server: Any) -> None:
-    """Start it where it was killed; it recovers from its write-ahead log."""
-    server.ensure_postgres_running()

@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import httpx
+import psutil
 
 from iscp_dagster.local.services import state
 from iscp_dagster.local.services.lock import HomeLocks
@@ -211,17 +212,8 @@ def assert_in_files_of_their_own(home: Path, secrets: Collection[str]) -> None:
 
 def processes_of(home: Path) -> set[int]:
     """Return every living process with this home in its environment."""
-    variable = f"ISCP_HOME={home}".encode()
-    pids = set()
-    for entry in Path("/proc").iterdir():
-        if not entry.name.isdigit():
-            continue
-        try:
-            if variable in (entry / "environ").read_bytes().split(b"\0"):
-                pids.add(int(entry.name))
-        except (PermissionError, FileNotFoundError, ProcessLookupError):
-            continue
-    return pids
+    found = ((each.pid, each.info["environ"] or {}) for each in psutil.process_iter(["environ"]))
+    return {pid for pid, environment in found if environment.get("ISCP_HOME") == str(home)}
 
 
 def command_of(pid: int) -> str:

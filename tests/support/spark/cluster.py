@@ -5,10 +5,12 @@ from __future__ import annotations
 import os
 import shlex
 import sys
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
+
+import psutil
 
 from iscp_dagster.local.spark import ivy, jars, java
 from iscp_dagster.local.spark.server import SparkServer, find_pyspark_folder
@@ -40,14 +42,12 @@ class Cluster:
 
     def executors(self) -> list[int]:
         """Return the process ids of its executors."""
-        return [int(each.name) for each in Path("/proc").iterdir() if self._runs_in(each)]
-
-    def _runs_in(self, process: Path) -> bool:
-        try:
-            command = (process / "cmdline").read_text().split("\0")
-            return EXECUTOR in command and self.folder in (process / "cwd").readlink().parents
-        except OSError:
-            return False
+        return [
+            process.pid
+            for process in psutil.process_iter(["cmdline", "cwd"])
+            if EXECUTOR in (process.info["cmdline"] or ())
+            and self.folder in Path(process.info["cwd"] or "/").parents
+        ]
 
 
 @contextmanager
@@ -83,11 +83,12 @@ def running_cluster(folder: Path) -> Iterator[Cluster]:
             start(f"at-{host}", host, [*small, WORKER, *options, master])
         delta = jars.ensure(jars_folder(), runtime, os.environ, ivy.fetch)
         server = _make_server(runtime, connect, folder, delta)
+        variables = server.build_environment(clean_environment(folder)).items()
         process = start(
             "connect",
             "127.0.0.1",
             list(_use_master(master, server.build_command(), delta)),
-            **_select_new(server.build_environment(clean_environment(folder))),
+            **{name: value for name, value in variables if os.environ.get(name) != value},
         )
         cluster = Cluster(f"sc://127.0.0.1:{connect}", folder)
         _wait_until(lambda: not is_free(connect), process)
@@ -134,10 +135,6 @@ def _use_master(master: str, command: tuple[str, ...], delta: Sequence[Path]) ->
             for name, value in more.items():
                 yield from ("--conf", f"{name}={value}")
         yield master if part.startswith("local[") else part
-
-
-def _select_new(environment: Mapping[str, str]) -> dict[str, str]:
-    return {name: value for name, value in environment.items() if os.environ.get(name) != value}
 
 
 def _java_home(folder: Path, runtime: java.Java) -> Path:

@@ -131,9 +131,6 @@ class Frame:
                 yield from (Row(**row) for row in batch.to_pylist())
 
     def toArrow(self) -> pa.Table:  # noqa: N802 - Spark's name
-        return self.table()
-
-    def table(self) -> pa.Table:
         batches = [batch.cast(self.arrow) for each in self.partitions for batch in each]
         return pa.Table.from_batches(batches, self.arrow)
 
@@ -319,7 +316,7 @@ def compare_by_key(
     from pyspark.sql import Row
 
     def by_key(frame: Frame) -> dict[tuple[str, ...], dict[str, Any]]:
-        rows = frame.table().to_pylist()
+        rows = frame.toArrow().to_pylist()
         return {tuple(str(row[name]) for name in selection.identity): row for row in rows}
 
     in_source, in_index = by_key(source_rows), by_key(index_rows)
@@ -348,7 +345,7 @@ def compare_by_count(
     from pyspark.sql import Row
 
     def count(frame: Frame) -> Counter[tuple[str, str]]:
-        rows, by = frame.table().to_pylist(), source.tenant
+        rows, by = frame.toArrow().to_pylist(), source.tenant
         return Counter((str(row[by]) if by else DEFAULT_TENANT, repr(row)) for row in rows)
 
     in_source, in_index = count(source_rows), count(index_rows)
@@ -499,14 +496,13 @@ def _delete(path: str, where: str | None) -> None:
     DeltaTable(path).delete(where and _to_datafusion(where))
 
 
-@_statement(r"OPTIMIZE {t}")
-def _optimize(path: str) -> None:
-    DeltaTable(path).optimize.compact()
-
-
-@_statement(r"OPTIMIZE {t} ZORDER BY \((?P<column>\w+)\)")
-def _zorder(path: str, column: str) -> None:
-    DeltaTable(path).optimize.z_order([column])
+@_statement(r"OPTIMIZE {t}(?: ZORDER BY \((?P<column>\w+)\))?")
+def _optimize(path: str, column: str | None) -> None:
+    optimizer = DeltaTable(path).optimize
+    if column:
+        optimizer.z_order([column])
+    else:
+        optimizer.compact()
 
 
 @_statement(r"VACUUM {t} RETAIN 0 HOURS")

@@ -134,22 +134,15 @@ def test_what_is_wrong_in_the_package_itself_is_named_with_its_file(package):
 
 def test_definitions_hold_what_they_were_built_from(package):
     text = (
-        "from iscp_dagster import *\n"
-        "from {package}.tables import big, trades\n"
-        "from {package}.trading import large\n"
+        f"{HEAD}from {{package}}.trading import large\n"
         "own = View('own', of=big, where='amount > 7')\n"
         "defs = build_definitions(\n"
         "    [trades], resources_from_environment(), views=[big, own], triggers=[large]\n"
         ")\n"
     )
     (trades,) = load_tables({"ISCP_ASSETS": package(definitions=text)})
-    assert [consumer.name for consumer in trades.consumers] == [
-        "mirror",
-        "big",
-        "own",
-        "huge",
-        "large",
-    ]
+    names = [consumer.name for consumer in trades.consumers]
+    assert names == ["mirror", "big", "own", "huge", "large"]
 
 
 def test_names_that_would_not_be_seen_are_quoted_in_a_list():

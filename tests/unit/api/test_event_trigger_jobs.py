@@ -6,7 +6,6 @@ import pytest
 
 from iscp_dagster import Changes, Mirror, SourceTable, SpecUpdate, Trigger, View
 from iscp_dagster.api.jobs import Jobs
-from iscp_dagster.api.waiting import CommitWait
 from iscp_dagster.model.declared.linking.attach import attach_to_tables
 from iscp_dagster.model.errors import ConfigError, WaitError
 from iscp_dagster.model.jobs import JobID
@@ -41,35 +40,27 @@ def registered(jobs, source):
         jobs.register_job("eu", make_job_name(source, consumer), make_job_spec(source, consumer))
 
 
-def test_a_trigger_s_job_lives_as_an_index_s_does(jobs, registered):
+def test_a_trigger_s_job_has_the_declared_priority_until_it_is_given_another(jobs, registered):
     job = jobs.get_job("eu", LARGE)
     assert (job.spec.detail.consumer.type, job.priority) == ("trigger", 4)
     jobs.update_job_spec("eu", LARGE, SpecUpdate(priority=9))
     assert jobs.get_job("eu", LARGE).priority == 9
-    jobs.pause_job("eu", LARGE)
-    assert jobs.get_job("eu", LARGE).paused_at is not None
-    jobs.resume_job("eu", LARGE)
-    jobs.unregister_job("eu", LARGE)
-    assert LARGE not in {job.name for job in jobs.list_jobs("eu")}
 
 
 @pytest.mark.parametrize(
-    ("update", "value"),
+    ("name", "update", "values"),
     [
-        (SpecUpdate(type="mirror"), "'mirror'"),
-        (SpecUpdate(columns=("id",)), "columns"),
-        (SpecUpdate(options={"match": "x"}), "options"),
+        ("large", SpecUpdate(type="mirror"), ["trigger", "'mirror'"]),
+        ("large", SpecUpdate(columns=("id",)), ["trigger", "columns"]),
+        ("large", SpecUpdate(options={"match": "x"}), ["trigger", "options"]),
+        ("mirror", SpecUpdate(type="trigger"), ["large", "Trigger('mirror', ...)"]),
     ],
 )
-def test_a_trigger_s_job_does_what_is_declared_and_nothing_else(jobs, registered, update, value):
-    with raises_naming(ConfigError, "Job shop.orders/large", "trigger", value):
-        jobs.update_job_spec("eu", LARGE, update)
-
-
-def test_an_index_does_not_become_a_trigger(jobs, source, registered):
-    mirror = make_job_name(source, source.get_index("mirror"))
-    with raises_naming(ConfigError, f"Job {mirror}", "large", "Trigger('mirror', ...)"):
-        jobs.update_job_spec("eu", mirror, SpecUpdate(type="trigger"))
+def test_a_trigger_s_job_does_what_is_declared_and_no_other_is_one(
+    jobs, registered, name, update, values
+):
+    with raises_naming(ConfigError, f"Job shop.orders/{name}", *values):
+        jobs.update_job_spec("eu", f"shop.orders/{name}", update)
 
 
 def test_an_index_has_no_asset_that_a_trigger_has(source):
@@ -84,10 +75,7 @@ def test_an_index_has_no_asset_that_a_trigger_has(source):
 def test_a_wait_is_for_triggers_too(jobs, source, registered):
     for index in source.indexes:
         finish(jobs, source, "eu", make_job_name(source, index))
-    wait = CommitWait(
-        deployment=jobs.deployment, source=source, tenant=None, sleep=print, monotonic=lambda: 0.0
-    )
     with raises_naming(WaitError, "trigger 'large' of tenant 'eu'"):
-        wait.wait_for_version(0, timeout=0)
+        jobs.wait("shop.orders", 0, timeout=0)
     finish(jobs, source, "eu", LARGE)
-    assert wait.wait_for_version(0, timeout=0) == 0
+    assert jobs.wait("shop.orders", 0, timeout=0) == 0

@@ -165,29 +165,26 @@ def test_a_journal_is_shown_entry_by_entry_with_names_states_and_times(iscp, han
 def test_why_an_attempt_failed_is_shown(iscp, hand):
     id_ = submit(hand)
     hand.claim()
-    fail_attempt(hand, id_, code=500, message="[red]no[/] connection", index=0, name="x")
+    trace = f"Traceback:\n  File charge.py, line 7\n{'x' * 100}\n\x1b[2J[red]"
+    error = {"message": "[red]no[/] connection", "description": trace}
+    fail_attempt(hand, id_, index=1, name="charge", kind=0x0C05, **error)
     text = iscp.read_text("list")
     assert_names(find_line(text, id_), "backing off")
     assert find_line(text, "connection").split() == ["500:", "[red]no[/]", "connection"]
     text = iscp.read_text("show", id_)
-    assert "500 at entry 0 (x): [red]no[/] connection" in text
+    assert "500 at entry 1 (Run, charge): [red]no[/] connection" in text
+    assert "  File charge.py, line 7 " in text
+    assert "\\x1b[2J[red]" in text
     assert find_line(text, "deployment").split() == ["deployment", "dp_1"]
     assert find_line(text, "next try").split()[2] == "3000-01-01"
     assert find_line(text, "status").split() == ["status", "backing", "off"]
-
-
-def test_everything_that_a_service_reports_of_its_failure_is_shown(iscp, hand):
-    id_ = submit(hand)
-    hand.claim()
-    trace = f"Traceback:\n  File charge.py, line 7\n{'x' * 100}\n\x1b[2J[red]"
-    fail_attempt(hand, id_, message="no", description=trace, index=1, name="charge", kind=0x0C05)
-    text = iscp.read_text("show", id_)
-    assert "500 at entry 1 (Run, charge): no" in text
-    assert "  File charge.py, line 7 " in text
-    assert "\\x1b[2J[red]" in text
-    error = iscp.read_json("show", id_)["error"]
-    assert itemgetter("type", "name", "description")(error) == ("Run", "charge", trace)
+    shown = iscp.read_json("show", id_)["error"]
+    assert itemgetter("type", "name", "description")(shown) == ("Run", "charge", trace)
     assert "description" not in iscp.read_json("list")[0]["error"]
+    hand.store.do(Resume(id=id_))
+    hand.claim()
+    fail_attempt(hand, id_, code=500, message="no", index=0, name="x")
+    assert "500 at entry 0 (x): no" in iscp.read_text("show", id_)
     hand.store.do(Resume(id=id_))
     hand.claim()
     fail_attempt(hand, id_, message="no", kind=0xFBFF)
@@ -210,19 +207,16 @@ def test_an_invocation_that_failed_looks_different_from_one_that_did_not(iscp, h
     assert iscp.read_json("list")[0]["status"] == "completed"
 
 
-def test_an_argument_that_is_no_utf_8_finds_nothing(iscp):
-    """A shell may give any bytes."""
+def test_an_invocation_that_there_is_not_is_named(iscp):
+    text = iscp.read_failure("show", "inv_1nothing")
+    assert_names(text, "iscp: There", "'inv_1nothing'", "iscp invocations list")
+    assert_names(iscp.read_failure("cancel", "inv_1nothing"), 404)
+    # A shell may give any bytes.
     for option in ("--key", "--service", "--handler"):
         assert list_ids(iscp, option, "\udcff") == []
     for command in (["show"], ["cancel"], ["resolve", "x", "--reject"]):
         text = iscp.read_failure(*command, "\udcff")
         assert ("\\udcff" in text, len(text.splitlines())) == (True, 1)
-
-
-def test_an_unknown_invocation_is_named(iscp):
-    text = iscp.read_failure("show", "inv_1nothing")
-    assert_names(text, "iscp: There", "'inv_1nothing'", "iscp invocations list")
-    assert_names(iscp.read_failure("cancel", "inv_1nothing"), 404)
 
 
 def test_invocations_are_canceled_killed_paused_resumed_and_purged(iscp, hand):
@@ -275,20 +269,16 @@ def test_addresses_are_deployed_and_listed(iscp, hand):
     assert_names(iscp.read_failure("deploy", "ftp://host"), 422, "address")
 
 
-def test_no_option_of_serve_is_cut_short_in_its_help(iscp):
-    assert "…" not in iscp.read_text("serve", "--help")
-
-
-@pytest.mark.parametrize("keep", ["", "0s", "soon"])
-def test_a_retention_that_is_none_is_an_error_of_usage(iscp, keep):
-    assert_names(iscp.read_failure("serve", "--keep", keep, status=2), "--keep", repr(keep))
-
-
-def test_what_cannot_be_served_is_named_at_once(iscp, monkeypatch):
+def test_what_cannot_be_served_is_named_at_once_and_the_options_in_full_by_help(iscp, monkeypatch):
     monkeypatch.setenv("ISCP_INVOCATIONS_TOKEN", "")
     text = iscp.read_failure("serve", "--host", "0.0.0.0")
     assert_names(text, "0.0.0.0", "ISCP_INVOCATIONS_TOKEN")
     assert_names(iscp.read_failure("serve", "--retry-factor", "0.5"), "retry", 0.5)
+    for keep in ("", "0s", "soon"):
+        text = iscp.read_failure("serve", "--keep", keep, status=2)
+        assert_names(text, "--keep", repr(keep))
+    # No option is cut short in the help.
+    assert "…" not in iscp.read_text("serve", "--help")
 
 
 def test_retries_and_retention_are_set_by_options_and_by_the_environment(iscp, monkeypatch):

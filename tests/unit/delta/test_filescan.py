@@ -25,6 +25,7 @@ from support.errors import raises_naming
 
 LONG = Primitive("long")
 LONGS = Array(element=LONG)
+PAIR = Struct((DeltaField(name="a", type=LONG), DeltaField(name="new", type=Primitive("string"))))
 TENANTS = ("a", "b c", "d/e%20é'\"", "名\\n", "100%41")
 
 
@@ -147,7 +148,7 @@ def test_tenants_that_are_dates_of_any_year_are_named_by_their_text(tmp_path):
     assert plan_scan(path, tenants=FAR_TEXTS, tenant="day", columns=("day", "k")) is None
 
 
-def test_an_empty_text_that_spark_reads_as_such_is_left_to_it(tmp_path):
+def test_an_empty_text_is_no_tenant_and_where_spark_reads_it_as_such_left_to_it(tmp_path):
     rows = make_rows(["a", "b"], keys=2).append_column("q", pa.array(["", "x", "y", "z"]))
     path = write(tmp_path / "t", rows, by=("tenant", "q"))
     columns = ("tenant", "q", "k")
@@ -155,10 +156,7 @@ def test_an_empty_text_that_spark_reads_as_such_is_left_to_it(tmp_path):
     scan = plan_scan(path, tenants="b", columns=columns)
     assert read(scan) == read_with_deltalake(path, ("b",), columns)
     assert read(plan_scan(path)) == read_with_deltalake(path)
-
-
-def test_an_empty_text_is_no_tenant(tmp_path):
-    path = write(tmp_path / "t", make_rows(["a", ""]))
+    path = write(tmp_path / "tenants", make_rows(["a", ""]))
     assert read(plan_scan(path, tenants=("a", ""))) == read_with_deltalake(path, ("a",))
     assert DeltaLog(path, "tenant").get_unnamed_size().files == 1
 
@@ -307,6 +305,8 @@ def test_files_that_delta_rs_rewrites_are_read_too(tmp_path, rewrite):
         (LONGS, [[1, None], None, []], pa.large_list(pa.int64())),
         (LONGS, [[1, 2], None, [3, 4]], pa.list_(pa.int64(), 2)),
         (LONGS, [[1, None], None, []], pa.list_view(pa.int64())),
+        # A field of it went, and one came.
+        (PAIR, [{"a": 1, "new": None}, None], pa.struct({"old": pa.int64(), "a": pa.int64()})),
     ],
 )
 def test_values_are_read_whatever_layout_arrow_has_for_them(tmp_path, type_, values, stored):
@@ -317,36 +317,15 @@ def test_values_are_read_whatever_layout_arrow_has_for_them(tmp_path, type_, val
     assert read(scan) == sorted(str({"v": value, "tenant": "a"}) for value in values)
 
 
-def plan_cast(path, name, column, type_, **more):
+def plan_cast(path, name, column, type_):
     """Return the scan of one file whose column `name` was later declared as `type_`."""
     rows = pa.table({"tenant": ["a"] * len(column), name: column})
     write(path, rows)
     log = DeltaLog(str(path), "tenant")
     facts = log.get_facts()
-    fields = [
-        replace(each, type=type_, **more) if each.name == name else each for each in facts.fields
-    ]
+    fields = [replace(each, type=type_) if each.name == name else each for each in facts.fields]
     facts, files = replace(facts, fields=tuple(fields)), log.list_data_files(0, TENANTS)
     return plan_tasks(str(path), facts, files, [fields[1].name, "tenant"], 1)
-
-
-def test_a_struct_that_gained_and_lost_fields_since(tmp_path):
-    inner = (DeltaField(name="new", type=Primitive("string")), DeltaField(name="b", type=LONG))
-    column = pa.array([{"a": 1, "b": 2}, None, {"a": None, "b": None}])
-    scan = plan_cast(tmp_path / "t", "s", column, Struct(inner))
-    assert read(scan) == sorted(
-        str({"s": value, "tenant": "a"})
-        for value in ({"new": None, "b": 2}, None, {"new": None, "b": None})
-    )
-
-
-def test_a_column_that_is_stored_under_another_name(tmp_path):
-    scan = plan_cast(tmp_path / "t", "k", pa.array([1, 2]), LONG, physical="k")
-    renamed = replace(scan.reader.fields[0], name="shown", physical="k")
-    reader = replace(scan.reader, fields=(renamed, scan.reader.fields[1]))
-    assert read(replace(scan, reader=reader)) == [
-        str({"shown": number, "tenant": "a"}) for number in (1, 2)
-    ]
 
 
 def test_rows_that_a_deletion_vector_has_are_not_there(tmp_path, monkeypatch):
@@ -373,7 +352,7 @@ def test_a_struct_that_spark_would_read_differently_is_left_to_spark(
         read(plan_cast(tmp_path / "t", "s", pa.array([column]), type_))
 
 
-def test_spark_reads_files_elsewhere_and_vectors_that_were_not_looked_up(tmp_path):
+def test_spark_reads_files_elsewhere_vectors_that_were_not_looked_up_and_odd_tables(tmp_path):
     path = write(tmp_path / "t", make_rows(["a"]))
     log = DeltaLog(path, "tenant")
     facts = log.get_facts()
@@ -384,11 +363,6 @@ def test_spark_reads_files_elsewhere_and_vectors_that_were_not_looked_up(tmp_pat
     assert plan_tasks(path, vectors, files, ["k"], 1) is None, "nobody looked for vectors"
     clone = DataFile(path="file:///elsewhere/x.parquet", bytes=1, rows=1)
     assert plan_tasks(path, facts, [*files, clone], ["k"], 1) is None
-
-
-def test_only_plain_tables_are_read_with_arrow(tmp_path):
-    path = write(tmp_path / "t", make_rows(["a"]))
-    facts = DeltaLog(path, "tenant").get_facts()
     plain = filescan.can_arrow_read
     assert plain(facts, facts.fields)
     for feature in ("typeWidening", "variantType", "anything"):

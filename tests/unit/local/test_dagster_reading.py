@@ -9,11 +9,9 @@ from support.errors import assert_names
 @pytest.mark.parametrize(
     ("document", "values"),
     [
-        ("{ version }", []),
         ("query A { version } query B { ...f } fragment f on Query { version }", []),
         ("fragment f on Mutation { launchRun }", []),
         ("", []),
-        ("mutation {", []),
         ("mutation { launchRun }", ["mutation", "POST"]),
         ('query A { a(b: "mutation") } mutation B { launchRun }', ["mutation", "POST"]),
         ("subscription { a }", ["subscription", "POST"]),

@@ -51,28 +51,12 @@ def test_a_daemon_ends_only_after_its_last_worker(daemon):
     assert ends_within(process, 30)
 
 
-def run(code):
-    """Run the program in a new Python; return the words that it prints."""
-    command = [sys.executable, "-c", code]
-    done = subprocess.run(command, check=True, capture_output=True, text=True)
-    return done.stdout.split()
-
-
-def test_the_daemon_has_imported_the_tasks_modules_and_has_one_thread():
+def test_the_daemon_has_one_thread_and_the_tasks_modules_and_each_worker_random_numbers():
     code = """
-import sys, threading
+import os, sys, threading
 from iscp_dagster.local.spark import daemon
 daemon.import_modules()
-print(threading.active_count(), *sorted(set(daemon.PRELOADED) - set(sys.modules)))
-"""
-    assert run(code) == ["1"]
-
-
-def test_each_worker_draws_random_numbers_of_its_own():
-    code = """
-import os
-from iscp_dagster.local.spark import daemon
-daemon.import_modules()
+print(threading.active_count(), sorted(set(daemon.PRELOADED) - set(sys.modules)), flush=True)
 import numpy
 for _ in range(2):
     if not os.fork():
@@ -80,4 +64,8 @@ for _ in range(2):
         os._exit(0)
     os.wait()
 """
-    assert len(set(run(code))) == 2
+    command = [sys.executable, "-c", code]
+    done = subprocess.run(command, check=True, capture_output=True, text=True)
+    state, *drawn = done.stdout.splitlines()
+    assert state == "1 []"
+    assert len(set(drawn)) == 2

@@ -66,14 +66,14 @@ def test_events_are_stored_in_batches_of_the_size_that_is_set(tmp_path) -> None:
 
 @pytest.mark.slow
 def test_the_runs_of_a_killed_dagster_are_ended(instance: DagsterInstance) -> None:
-    statuses = [
-        DagsterRunStatus.NOT_STARTED,
-        DagsterRunStatus.STARTING,
-        DagsterRunStatus.STARTED,
-        DagsterRunStatus.CANCELING,
-        DagsterRunStatus.SUCCESS,
-    ]
-    runs = {status: create_run_for_test(instance, status=status) for status in statuses}
+    expected = {
+        DagsterRunStatus.NOT_STARTED: DagsterRunStatus.NOT_STARTED,
+        DagsterRunStatus.STARTING: DagsterRunStatus.FAILURE,
+        DagsterRunStatus.STARTED: DagsterRunStatus.FAILURE,
+        DagsterRunStatus.CANCELING: DagsterRunStatus.CANCELED,
+        DagsterRunStatus.SUCCESS: DagsterRunStatus.SUCCESS,
+    }
+    runs = {status: create_run_for_test(instance, status=status) for status in expected}
     served = create_run_for_test(instance, status=DagsterRunStatus.STARTED)
     address = RunServerAddress(socket="/of a/server.sock", name="1f")
     instance.add_run_tags(served.run_id, address.build_tags(served.run_id))
@@ -84,9 +84,7 @@ def test_the_runs_of_a_killed_dagster_are_ended(instance: DagsterInstance) -> No
     assert RunServerAddress.from_run(instance.get_run_by_id(served.run_id)) == address
     report_left_behind_runs(lambda run: RunServerAddress.from_run(run) is None)
     after = {status: instance.get_run_by_id(run.run_id).status for status, run in runs.items()}
-    assert after[DagsterRunStatus.NOT_STARTED] is DagsterRunStatus.NOT_STARTED
-    assert after[DagsterRunStatus.SUCCESS] is DagsterRunStatus.SUCCESS
-    assert after[DagsterRunStatus.CANCELING] is DagsterRunStatus.CANCELED
+    assert after == expected
     assert instance.get_runs_count(RunsFilter(statuses=[DagsterRunStatus.FAILURE])) == 4
     assert instance.get_run_by_id(served.run_id).status is DagsterRunStatus.STARTED
 

@@ -4,10 +4,11 @@ from dataclasses import replace
 
 import pytest
 from dagster import DagsterInstance, DagsterRun
+from test_stack_settings import make_settings
 
 from iscp_dagster.joblog.sql.log import SqlLog
 from iscp_dagster.local.services import dagster_server
-from iscp_dagster.local.services.settings import CLICKHOUSE, StackSettings
+from iscp_dagster.local.services.settings import CLICKHOUSE
 from iscp_dagster.local.stack.iteration_cancellation import cancel_iterations
 from iscp_dagster.model.jobs import JobID
 from iscp_dagster.model.specs import ConsumerInfo, IterationDetail, JobSpec
@@ -25,11 +26,6 @@ def shared_url(request, tmp_path):
     if request.param == "postgresql":
         return request.getfixturevalue("new_postgres")()
     return f"sqlite:///{tmp_path}/shared.sqlite"
-
-
-def make_settings(home):
-    ports = ("clickhouse_port", "spark_port", "dagster_port", "graphql_port", "invocations_port")
-    return StackSettings(home=home, **dict.fromkeys(ports, 1))
 
 
 def make_log(settings, prefix="", names=("run", "run")):
@@ -61,9 +57,19 @@ def states(log):
     return {job.key.job_name: job.state.label for job in log.list_jobs()}
 
 
-def test_all_iterations_are_canceled_on_shutdown(tmp_path):
-    settings = make_settings(tmp_path)
+def test_only_in_its_own_log_the_stack_cancels_iterations_of_whatever_dagster(tmp_path, caplog):
+    settings = make_settings(home=tmp_path)
+    assert cancel_iterations(settings) == 0
+    assert not list(tmp_path.iterdir()), "nothing to cancel, and no log is made"
     log = make_log(settings)
+    shared = replace(settings, log_url=settings.log)
+    assert cancel_iterations(shared) == 0
+    assert cancel_iterations(replace(settings, services=(CLICKHOUSE,))) == 0
+    make_dagster(settings, dispatch="run", run="run")
+    (settings.dagster_home / "history" / "runs.db").write_bytes(b"no database" * 1_000)
+    assert cancel_iterations(shared) == 0
+    assert_names(caplog.text, settings.dagster_home)
+    assert states(log)["runs"] == "running"
     assert cancel_iterations(settings) == 2
     assert states(log) == {"queued": "canceled", "runs": "canceled", "rests": "completed"}
     assert cancel_iterations(settings) == 0
@@ -71,7 +77,7 @@ def test_all_iterations_are_canceled_on_shutdown(tmp_path):
 
 def test_in_a_shared_log_only_the_stack_s_own_iterations_are_canceled(tmp_path, shared_url):
     one, two = (
-        replace(make_settings(tmp_path / name), log_url=shared_url) for name in ("one", "two")
+        replace(make_settings(home=tmp_path / name), log_url=shared_url) for name in ("one", "two")
     )
     for settings in (one, two):
         settings.home.mkdir()
@@ -95,26 +101,3 @@ def test_in_a_shared_log_only_the_stack_s_own_iterations_are_canceled(tmp_path, 
     assert actors == {"iscp down"}
     assert cancel_iterations(one) == 0
     assert cancel_iterations(two) == 2
-
-
-def test_iterations_of_another_dagster_are_left_alone(tmp_path):
-    settings = make_settings(tmp_path)
-    log = make_log(settings)
-    assert cancel_iterations(replace(settings, log_url=settings.log)) == 0
-    assert cancel_iterations(replace(settings, services=(CLICKHOUSE,))) == 0
-    assert states(log)["runs"] == "running"
-
-
-def test_iterations_of_a_dagster_with_a_broken_storage_are_left_to_the_next_look(tmp_path, caplog):
-    settings = make_settings(tmp_path)
-    log = make_log(settings)
-    make_dagster(settings, dispatch="run", run="run")
-    (settings.dagster_home / "history" / "runs.db").write_bytes(b"no database" * 1_000)
-    assert cancel_iterations(replace(settings, log_url=settings.log)) == 0
-    assert states(log)["runs"] == "running"
-    assert_names(caplog.text, settings.dagster_home)
-
-
-def test_a_stack_that_never_had_a_log_has_nothing_to_cancel(tmp_path):
-    assert cancel_iterations(make_settings(tmp_path)) == 0
-    assert not list(tmp_path.iterdir())

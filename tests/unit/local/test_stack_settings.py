@@ -14,6 +14,7 @@ import subprocess
 import sys
 from concurrent.futures import ThreadPoolExecutor, wait
 from contextlib import ExitStack
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -56,7 +57,7 @@ main()
 """
 
 
-def settings(**fields) -> StackSettings:
+def make_settings(**fields) -> StackSettings:
     names = ("clickhouse", "spark", "dagster", "graphql", "invocations")
     ports = {f"{name}_port": number for number, name in enumerate(names, 1)}
     return StackSettings(**{"home": Path("/h o/me"), **ports, **fields})
@@ -68,15 +69,9 @@ def stack(home: Path | str, *services: ServiceState, **fields) -> StackState:
     return StackState(home=str(home), services=services, **options)
 
 
-def test_the_home_is_in_the_repository_unless_named() -> None:
-    assert get_home({}) == get_repository() / ".iscp"
-    assert get_home({"ISCP_HOME": "some where"}) == Path.cwd() / "some where"
-    assert (get_repository() / "workspace.yaml").is_file()
-
-
 def test_children_reach_the_embedded_services() -> None:
     environ = {"KEPT": "1", "SPARK_HOME": "/other", "no_proxy": "example.org"}
-    child = build_child_environment(settings(), environ)
+    child = build_child_environment(make_settings(), environ)
     assert {
         "CLICKHOUSE_URL": "http://127.0.0.1:1",
         "SPARK_REMOTE": "sc://localhost:2",
@@ -93,7 +88,7 @@ def test_children_reach_the_embedded_services() -> None:
 
 
 def test_services_of_the_users_own_replace_embedded_ones(tmp_path) -> None:
-    own = settings(clickhouse_url="https://ch.example.org", spark_remote="sc://spark:15002")
+    own = make_settings(clickhouse_url="https://ch.example.org", spark_remote="sc://spark:15002")
     assert build_child_environment(own, {})["CLICKHOUSE_URL"] == "https://ch.example.org"
     assert plan.list_embedded_services(own) == ("dagster", "graphql", "invocations")
     urls = "http://u:secret@one:1, http://two:2"
@@ -150,7 +145,10 @@ def limit_ports(other: socket.socket, port: int) -> socket.socket:
     return other
 
 
-def test_a_requested_port_that_is_taken_is_an_error(tmp_path: Path) -> None:
+def test_a_requested_port_that_is_wrong_or_taken_is_an_error(tmp_path: Path) -> None:
+    for text in ("none", "0", "70000"):
+        with raises_naming(ConfigError, f"ISCP_SPARK_PORT='{text}'"):
+            choose(SPARK, None, {"ISCP_SPARK_PORT": text})
     with socket.create_server(("127.0.0.1", 0)) as other:
         port = other.getsockname()[1]
         assert not is_free(port)
@@ -192,13 +190,13 @@ def test_variables_become_options_of_clickhouse(monkeypatch) -> None:
     for name in ("ISCP_ALLOWED_HOSTS", "ISCP_CLICKHOUSE_ORIGINS", "ISCP_CLICKHOUSE_PATHS"):
         monkeypatch.delenv(name, raising=False)
     monkeypatch.setenv("ISCP_CLICKHOUSE_REMOTE_HOSTS", "")
-    plain = clickhouse_server.build_service(settings()).command
+    plain = clickhouse_server.build_service(make_settings()).command
     assert plain[-2:] == ("--shown-variable", "ISCP_HOME")
     monkeypatch.setenv("ISCP_ALLOWED_HOSTS", "ch.example, ch.internal:8123")
     monkeypatch.setenv("ISCP_CLICKHOUSE_ORIGINS", "https://board.example")
     monkeypatch.setenv("ISCP_CLICKHOUSE_PATHS", "/srv/a:/srv/b")
     monkeypatch.setenv("ISCP_CLICKHOUSE_REMOTE_HOSTS", "files.example")
-    assert clickhouse_server.build_service(settings()).command[len(plain) :] == (
+    assert clickhouse_server.build_service(make_settings()).command[len(plain) :] == (
         *("--allowed-host", "ch.example, ch.internal:8123"),
         *("--allowed-origin", "https://board.example"),
         *("--remote-host", "files.example"),
@@ -222,8 +220,7 @@ def test_a_port_that_is_taken_while_jars_are_fetched_is_replaced(tmp_path, monke
         assert control.start_stack({"dagster": find_free_port()}, [], detach=False) == 0
     before, after = used
     assert before.clickhouse_port != after.clickhouse_port
-    assert (before.spark_port, before.dagster_port) == (after.spark_port, after.dagster_port)
-    assert before.graphql_port == after.graphql_port
+    assert before == replace(after, clickhouse_port=before.clickhouse_port)
     options = plan.format_options(after)
     assert "--clickhouse-port" not in options
     assert options[-8:] == [
@@ -237,7 +234,7 @@ def test_a_port_that_is_taken_while_jars_are_fetched_is_replaced(tmp_path, monke
     assert_names(line, 8123, "clickhouse", after.clickhouse_port)
 
 
-def test_a_port_is_reserved_on_the_first_address_of_localhost() -> None:
+def test_a_port_is_reserved_on_the_first_address_of_localhost_if_there_is_one(monkeypatch) -> None:
     port = find_free_port()
     with ports.block_ipv6_ports([port]), socket.socket(socket.AF_INET6) as other:
         assert not is_free(port)
@@ -249,33 +246,23 @@ def test_a_port_is_reserved_on_the_first_address_of_localhost() -> None:
         with pytest.raises(ConnectionRefusedError):
             other.connect(("::1", port))
     assert is_free(port)
-
-
-def test_without_that_address_nothing_is_reserved(monkeypatch) -> None:
     monkeypatch.setattr(ports, "HOST_6", "2001:db8::1")
-    with ports.block_ipv6_ports([find_free_port()]):
+    with ports.block_ipv6_ports([port]):
         pass
 
 
-@pytest.mark.parametrize("text", ["none", "0", "70000", "-1"])
-def test_a_wrong_port_variable_is_an_error(text: str) -> None:
-    with raises_naming(ConfigError, f"ISCP_SPARK_PORT='{text}'"):
-        choose(SPARK, None, {"ISCP_SPARK_PORT": text})
-
-
-def test_some_services_can_be_selected() -> None:
+def test_without_its_repository_a_package_has_its_home_where_it_is_and_runs_no_dagster(
+    monkeypatch, tmp_path
+) -> None:
     assert plan.select_services([]) == SERVICES
-    assert plan.select_services(["spark", "clickhouse"]) == ("clickhouse", "spark")
-    with raises_naming(ConfigError, "'kafka'", *SERVICES):
-        plan.select_services(["kafka"])
-
-
-def test_a_package_without_its_repository_runs_no_dagster(monkeypatch, tmp_path) -> None:
+    assert (get_repository() / "workspace.yaml").is_file()
+    assert get_home({}) == get_repository() / ".iscp"
+    assert get_home({"ISCP_HOME": "some where"}) == Path.cwd() / "some where"
     place = tmp_path / "site-packages" / "iscp_dagster" / "local" / "services" / "settings.py"
     monkeypatch.setitem(get_home.__globals__, "__file__", str(place))
     monkeypatch.chdir(tmp_path)
     assert get_home({}) == tmp_path / ".iscp"
-    assert plan.select_services(["clickhouse", "spark"]) == ("clickhouse", "spark")
+    assert plan.select_services(["spark", "clickhouse"]) == ("clickhouse", "spark")
     with raises_naming(SetupError, "--service clickhouse --service spark"):
         plan.select_services([])
 
@@ -285,7 +272,6 @@ def test_a_package_without_its_repository_runs_no_dagster(monkeypatch, tmp_path)
     [
         ("http://user:secret@host:8123/db?password=secret", "http://host:8123/db"),
         ("http://me:secret@h/?database=a&password=secret", "http://h/?database=a"),
-        ("sc://host:15002/;token=secret;user_id=me", "sc://host:15002"),
         ("sc://secret@host:15002/secret?token=secret#secret", "sc://host:15002"),
         ("sc://[::1]/;token=a/b", "sc://[::1]"),
         ("postgresql://user:secret@host/db", "postgresql://host/db"),
@@ -378,31 +364,20 @@ def test_the_progress_shows_the_last_service_as_ready_too(tmp_path, monkeypatch)
     assert shown == conditions
 
 
-def test_the_help_of_up_names_every_service() -> None:
-    options = cli.load("up", cli.COMMANDS["up"]).params
-    (text,) = [option.help for option in options if option.name == "service"]
-    assert_names(text, *SERVICES)
-
-
-def test_a_large_log_is_rotated(tmp_path: Path) -> None:
+def test_the_tail_starts_after_an_offset_and_a_large_log_is_rotated(tmp_path: Path) -> None:
     log = tmp_path / "logs" / "spark.log"
-    logs.rotate(log)
-    log.write_text("old\n" * 10)
-    logs.rotate(log, max_bytes=100)
-    assert log.exists()
-    logs.rotate(log, max_bytes=10)
-    assert not log.exists()
-    assert log.with_name("spark.log.1").exists()
-
-
-def test_the_tail_starts_after_an_offset(tmp_path: Path) -> None:
-    log = tmp_path / "log"
     assert logs.read_tail(log) == ""
+    logs.rotate(log)
     log.write_text("before\n")
     since = logs.size(log)
     log.write_text("before\none\ntwo\nthree\n")
     assert logs.read_tail(log, lines=2) == "two\nthree"
     assert logs.read_tail(log, since=since) == "one\ntwo\nthree"
+    logs.rotate(log, max_bytes=100)
+    assert log.exists()
+    logs.rotate(log, max_bytes=10)
+    assert not log.exists()
+    assert log.with_name("spark.log.1").exists()
 
 
 @pytest.fixture
@@ -433,20 +408,14 @@ def test_a_log_sends_no_commands_to_the_terminal(logs_folder, capsys, written, s
 def test_new_text_in_a_log_is_shown_by_whole_lines(tmp_path: Path) -> None:
     log = tmp_path / "code.log"
     log.write_text("one\n")
-    additions = iter(["tw", "o\nthree\n", "", None])
-
-    class EnoughError(Exception):
-        pass
+    additions = iter(["tw", "o\nthree\n", ""])
 
     def sleep(_seconds: float) -> None:
-        addition = next(additions)
-        if addition is None:
-            raise EnoughError
         with log.open("a") as file:
-            file.write(addition)
+            file.write(next(additions))
 
     lines: list[str] = []
-    with pytest.raises(EnoughError):
+    with pytest.raises(StopIteration):
         tails.show({"code": log}, 1, lines.append, follow=True, sleep=sleep)
     assert lines == ["one", "two", "three"]
 
@@ -463,9 +432,6 @@ def test_iscp_logs_prints_the_last_lines_of_all_logs_or_of_one(logs_folder: Path
     assert (done.exit_code, done.stdout) == (0, "one\ntwo\nthree\n")
     done = CliRunner().invoke(cli.app, ["logs", "spark", "code", "--lines", "0"])
     assert done.stdout.splitlines() == [f"== code: {code}", f"== spark: {spark}"]
-
-
-def test_iscp_logs_of_an_unknown_log_names_the_known_ones(logs_folder: Path) -> None:
     done = CliRunner().invoke(cli.app, ["logs", "spark", "web"], env={"COLUMNS": "400"})
     assert (done.exit_code, done.stdout) == (2, "")
     assert_names(done.stderr, "web", logs_folder, "code, spark")
@@ -499,12 +465,15 @@ def test_iscp_logs_follows_logs_until_it_is_interrupted(logs_folder: Path) -> No
         assert (out, "Traceback" in err, following.returncode) == ("", False, 130)
 
 
-@pytest.mark.parametrize("service", ["foo", "code"])
-def test_an_unknown_service_is_refused(service: str, tmp_path: Path) -> None:
+def test_the_help_of_up_and_the_refusal_of_an_unknown_service_name_every_service(tmp_path) -> None:
+    options = cli.load("up", cli.COMMANDS["up"]).params
+    (text,) = [option.help for option in options if option.name == "service"]
+    assert_names(text, *SERVICES)
     environ = {"ISCP_HOME": str(tmp_path / "home"), "COLUMNS": "200"}
-    done = CliRunner().invoke(cli.app, ["up", "--service", service], env=environ)
-    assert done.exit_code == 2
-    assert_names(done.stderr, f"'{service}'", *SERVICES)
+    for service in ("foo", "code"):
+        done = CliRunner().invoke(cli.app, ["up", "--service", service], env=environ)
+        assert done.exit_code == 2
+        assert_names(done.stderr, f"'{service}'", *SERVICES)
     assert not (tmp_path / "home").exists()
 
 
@@ -540,7 +509,7 @@ def test_secrets_are_made_once_for_their_owner_alone(tmp_path: Path) -> None:
     assert credentials.ensure_secrets(home) == credentials.read(home) == secrets
     for secret in (secrets.password, secrets.spark_token, secrets.webhook):
         assert len(secret) > 20
-        assert secret not in repr(secrets) + repr(settings(secrets=secrets))
+        assert secret not in repr(secrets) + repr(make_settings(secrets=secrets))
     assert secrets.password != secrets.spark_token
     assert {file.stat().st_mode & 0o777 for file in home.iterdir()} == {0o600}
     assert home.stat().st_mode & 0o777 == 0o700
@@ -581,15 +550,12 @@ def test_addresses_carry_the_secrets_to_children_and_commands(tmp_path, monkeypa
 
 
 def test_the_supervisor_s_log_has_its_modules_messages(tmp_path) -> None:
+    modules = ["stack.iteration_cancellation", "supervise.supervisor", "supervise.health_monitor"]
     logger = logging.getLogger("iscp_dagster.local")
     before = (logger.level, logger.propagate)
-    running._log_to_file(settings(home=tmp_path))
+    running._log_to_file(make_settings(home=tmp_path))
     try:
-        for module in (
-            "stack.iteration_cancellation",
-            "supervise.supervisor",
-            "supervise.health_monitor",
-        ):
+        for module in modules:
             logging.getLogger(f"iscp_dagster.local.{module}").info("%s reports", module)
         lines = (tmp_path / "logs" / "supervisor.log").read_text().splitlines()
     finally:
@@ -597,8 +563,5 @@ def test_the_supervisor_s_log_has_its_modules_messages(tmp_path) -> None:
         handler.close()
         logger.setLevel(before[0])
         logger.propagate = before[1]
-    assert [line.partition(" INFO ")[2] for line in lines] == [
-        "stack.iteration_cancellation reports",
-        "supervise.supervisor reports",
-        "supervise.health_monitor reports",
-    ]
+    reports = [line.partition(" INFO ")[2] for line in lines]
+    assert reports == [f"{module} reports" for module in modules]

@@ -9,7 +9,7 @@ from pathlib import Path
 from zipfile import ZipFile
 
 import pytest
-from test_stack_settings import settings
+from test_stack_settings import make_settings
 
 from iscp_dagster.local.services import spark_server
 from iscp_dagster.local.spark import daemon, ivy, jars, java, s3a, trust
@@ -42,22 +42,16 @@ def pretend_java(home: Path, version: str, *, vector: bool) -> Path:
     return program
 
 
-def test_a_new_enough_java_home_is_preferred(tmp_path: Path) -> None:
+def test_a_java_home_is_used_if_it_is_new_enough_else_the_bundled_java(tmp_path: Path) -> None:
+    bundled = java.get_bundled_runtime()
+    assert bundled.program.is_file()
+    assert java.find({}) == java.find({"JAVA_HOME": str(tmp_path / "none")}) == bundled
+    for version in ("1.8.0_402", "16"):
+        pretend_java(tmp_path / version, version, vector=False)
+        assert java.find({"JAVA_HOME": str(tmp_path / version)}) == bundled
     program = pretend_java(tmp_path / "a jdk", "21.0.2", vector=True)
     expected = Java(program=program, release=21, vector=True)
     assert java.find({"JAVA_HOME": str(tmp_path / "a jdk")}) == expected
-
-
-@pytest.mark.parametrize("version", ["1.8.0_402", "11.0.22", "16"])
-def test_an_old_java_home_is_ignored(tmp_path: Path, version: str) -> None:
-    pretend_java(tmp_path, version, vector=False)
-    assert java.find({"JAVA_HOME": str(tmp_path)}) == java.get_bundled_runtime()
-
-
-def test_the_bundled_java_is_used_when_there_is_no_other(tmp_path: Path) -> None:
-    bundled = java.get_bundled_runtime()
-    assert java.find({}) == java.find({"JAVA_HOME": str(tmp_path / "none")}) == bundled
-    assert bundled.program.is_file()
 
 
 def test_options_fit_the_java() -> None:
@@ -74,31 +68,28 @@ def fetch_all(_java, modules, into: Path, _environ) -> None:
         (into / module.file).write_bytes(b"jar")
 
 
-def test_jars_are_fetched_once(tmp_path: Path) -> None:
+def test_jars_are_fetched_once_and_a_failed_fetch_leaves_nothing_behind(tmp_path: Path) -> None:
     folders = []
 
     def fetch(java_, modules, into: Path, environ) -> None:
         folders.append(into)
-        fetch_all(java_, modules, into, environ)
+        fetch_all(java_, modules[:1] if len(folders) == 1 else modules, into, environ)
 
-    folder, bundled = tmp_path / "the jars", java.get_bundled_runtime()
+    assert jars.get_folder(tmp_path, {}) == tmp_path / "jars"
+    folder = jars.get_folder(tmp_path, {"ISCP_JARS": str(tmp_path / "shared jars")})
+    assert folder == tmp_path / "shared jars"
+    bundled = java.get_bundled_runtime()
+    with raises_naming(SetupError, jars.MODULES[1].file, "ISCP_IVY_SETTINGS"):
+        jars.ensure(folder, bundled, {}, fetch)
+    assert jars.find_jars(folder) is None
+    assert not list(folder.glob(".fetch-*"))
     paths = jars.ensure(folder, bundled, {}, fetch)
     assert paths == jars.ensure(folder, bundled, {}, fetch) == jars.find_jars(folder)
-    assert len(folders) == 1
+    assert len(folders) == 2
     assert not list(folder.glob(".fetch-*"))
     paths[0].unlink()
     jars.ensure(folder, bundled, {}, fetch)
-    assert len(folders) == 2
-
-
-def test_a_failed_fetch_leaves_nothing_behind(tmp_path: Path) -> None:
-    def fetch_one(_java, modules, into: Path, _environ) -> None:
-        (into / modules[0].file).write_bytes(b"jar")
-
-    with raises_naming(SetupError, jars.MODULES[1].file, "ISCP_IVY_SETTINGS"):
-        jars.ensure(tmp_path, java.get_bundled_runtime(), {}, fetch_one)
-    assert jars.find_jars(tmp_path) is None
-    assert not list(tmp_path.glob(".fetch-*"))
+    assert len(folders) == 3
 
 
 @pytest.mark.parametrize(
@@ -150,7 +141,7 @@ def test_the_module_for_s3_is_fetched_if_a_table_lies_there(
     monkeypatch.delenv("ISCP_LAKE", raising=False)
     if lake:
         monkeypatch.setenv("ISCP_LAKE", lake)
-    own = settings(home=tmp_path / "home")
+    own = make_settings(home=tmp_path / "home")
     for _ in range(2):
         plan.fetch_missing_jars(own, lambda: paths)
     output = "".join(capsys.readouterr())
@@ -158,11 +149,6 @@ def test_the_module_for_s3_is_fetched_if_a_table_lies_there(
     assert output.count("S3A") == s3
     command = " ".join(spark_server.build_service(own).command)
     assert ("hadoop-aws" in command, "spark.hadoop.fs.s3.impl" in command) == (s3, s3)
-
-
-def test_the_jars_folder_can_be_shared(tmp_path: Path) -> None:
-    assert jars.get_folder(tmp_path, {}) == tmp_path / "jars"
-    assert jars.get_folder(tmp_path, {"ISCP_JARS": "/shared"}) == Path("/shared")
 
 
 @pytest.mark.slow
@@ -177,7 +163,7 @@ def test_the_error_of_an_unreachable_repository_is_one_line_with_the_remedy(
 
 
 @pytest.mark.slow
-def test_a_company_s_own_mirror_serves_the_jars(tmp_path: Path) -> None:
+def test_a_company_s_own_mirror_serves_the_jars_if_its_settings_are_there(tmp_path: Path) -> None:
     mirror = tmp_path / "the mirror"
     mirror.mkdir()
     for module in jars.MODULES:
@@ -191,13 +177,9 @@ def test_a_company_s_own_mirror_serves_the_jars(tmp_path: Path) -> None:
     environ = {"ISCP_IVY_SETTINGS": str(file)}
     paths = jars.ensure(tmp_path / "jars", java.get_bundled_runtime(), environ, ivy.fetch)
     assert [path.read_bytes().decode() for path in paths] == [m.name for m in jars.MODULES]
-
-
-@pytest.mark.slow
-def test_a_missing_settings_file_is_an_error(tmp_path: Path) -> None:
-    environ = {"ISCP_IVY_SETTINGS": str(tmp_path / "none.xml")}
-    with raises_naming(SetupError, "ISCP_IVY_SETTINGS", tmp_path / "none.xml"):
-        jars.ensure(tmp_path / "jars", java.get_bundled_runtime(), environ, ivy.fetch)
+    file.unlink()
+    with raises_naming(SetupError, "ISCP_IVY_SETTINGS", file):
+        jars.ensure(tmp_path / "others", java.get_bundled_runtime(), environ, ivy.fetch)
 
 
 def test_the_environments_certificates_come_first(tmp_path: Path) -> None:
@@ -221,10 +203,6 @@ def make_server(home: Path) -> SparkServer:
     )
 
 
-def test_daemons_of_python_workers_are_the_project_s(tmp_path: Path) -> None:
-    assert f"spark.python.daemon.module={daemon.__name__}" in make_server(tmp_path).build_command()
-
-
 def test_the_end_of_an_idle_daemon_is_no_warning_and_each_logger_is_a_class() -> None:
     lines = (Path(daemon.__file__).parent / "log4j2.properties").read_text().splitlines()
     settings = dict(line.split(" = ", 1) for line in lines if not line.startswith("#"))
@@ -239,7 +217,9 @@ def test_the_end_of_an_idle_daemon_is_no_warning_and_each_logger_is_a_class() ->
     assert {f"{name.replace('.', '/')}.class" for name in levels} <= classes
 
 
-def test_the_server_keeps_everything_under_its_home(tmp_path: Path) -> None:
+def test_the_server_has_our_daemon_and_keeps_everything_under_its_home(
+    tmp_path: Path,
+) -> None:
     home = tmp_path / "a home"
     server = make_server(home)
     server.prepare()
@@ -247,6 +227,7 @@ def test_the_server_keeps_everything_under_its_home(tmp_path: Path) -> None:
     assert "local[3]" in command
     assert any(part.endswith(":/jars/delta.jar") for part in command)
     assert f"spark.sql.warehouse.dir={home / 'lake'}" in command
+    assert f"spark.python.daemon.module={daemon.__name__}" in command
     environment = server.build_environment({"SPARK_REMOTE": "sc://other", "KEPT": "1"})
     assert environment["SPARK_LOCAL_DIRS"].startswith(str(home))
     assert environment["PYSPARK_PYTHON"] == "/the/python"

@@ -22,6 +22,7 @@ from support.errors import raises_naming
 
 SECONDS = 60
 DEAF = (sys.executable, "-c", "import time; time.sleep(600)")
+FAILS = (sys.executable, "-c", "raise SystemExit('the disk is on fire')")
 
 
 class Watched:
@@ -81,57 +82,26 @@ def server(folder: Path, port: int, name: str = "web", **fields) -> Service:
     )
 
 
-async def test_services_start_and_stop(tmp_path: Path) -> None:
-    ports = [find_free_port(), find_free_port()]
-    one = server(tmp_path, ports[0])
-    two = server(tmp_path, ports[1], name="two", probe=make_port_probe(ports[1]))
-    watched = await Watched(one, two).up()
+async def test_services_start_and_one_that_uses_others_ends_before_they_are_stopped(
+    tmp_path: Path,
+) -> None:
+    mark, ports = tmp_path / "used", [find_free_port(), find_free_port()]
+    use = (sys.executable, "-c", f"open({str(mark)!r}, 'w').close()")
+    used = server(tmp_path, ports[0], warm=use)
+    user = server(
+        tmp_path, ports[1], name="user", probe=make_port_probe(ports[1]), stops_first=True
+    )
+    watched = await Watched(used, user).up()
     assert not any(is_free(port) for port in ports)
+    assert mark.exists()
     await watched.end()
     assert all(is_free(port) for port in ports)
-    assert [state.condition for state in watched.seen if state.name == "web"] == [
-        Condition.STARTING,
-        Condition.READY,
-        Condition.STOPPING,
-        Condition.DOWN,
-    ]
-
-
-async def test_a_probe_and_a_note_that_fail_end_neither_service_nor_stack(tmp_path: Path) -> None:
-    port, raised = find_free_port(), []
-
-    async def probe(since: float) -> bool:
-        if not raised:
-            raised.append("probe")
-            raise ValueError("the probe has a bug")
-        return await make_http_probe(port, "/")(since)
-
-    async def note() -> str:
-        raised.append("note")
-        raise ValueError("the note has a bug")
-
-    watched = await Watched(server(tmp_path, port, probe=probe, note=note)).up()
-    assert raised == ["probe", "note"]
-    assert watched.seen[-1].condition is Condition.READY
-    await watched.end()
-
-
-async def test_a_service_that_uses_others_ends_before_they_are_stopped(tmp_path: Path) -> None:
-    used = server(tmp_path, find_free_port())
-    user = server(tmp_path, find_free_port(), name="user", stops_first=True)
-    watched = await Watched(used, user).up()
-    await watched.end()
-    ends = [
-        (state.name, state.condition)
-        for state in watched.seen
-        if state.condition in {Condition.STOPPING, Condition.DOWN}
-    ]
-    assert ends == [
-        ("user", Condition.STOPPING),
-        ("user", Condition.DOWN),
-        ("web", Condition.STOPPING),
-        ("web", Condition.DOWN),
-    ]
+    seen = [(state.name, state.condition) for state in watched.seen]
+    begins, ends = [Condition.STARTING, Condition.READY], [Condition.STOPPING, Condition.DOWN]
+    assert [name for name, _ in seen[-4:]] == ["user", "user", "web", "web"]
+    assert [condition for name, condition in seen if name == "user"] == begins + ends
+    begins.insert(1, Condition.WARMING)
+    assert [condition for name, condition in seen if name == "web"] == begins + ends
 
 
 async def test_a_killed_service_comes_back_on_its_port(tmp_path: Path) -> None:
@@ -143,36 +113,23 @@ async def test_a_killed_service_comes_back_on_its_port(tmp_path: Path) -> None:
     await watched.end()
 
 
-async def test_a_service_that_ends_at_once_is_an_error_with_its_log(tmp_path: Path) -> None:
-    command = (sys.executable, "-c", "raise SystemExit('the disk is on fire')")
+@pytest.mark.parametrize(
+    ("fields", "values"),
+    [
+        ({"command": FAILS}, ("status 1", "web.log", "the disk is on fire")),
+        ({"command": DEAF, "start_seconds": 0.5}, ("0 seconds",)),
+        ({"warm": (sys.executable, "-c", "raise SystemExit(3)")}, ("status 3",)),
+    ],
+    ids=["it ends at once", "it never answers", "its first use fails"],
+)
+async def test_a_service_that_does_not_come_up_is_an_error_and_ends_all(
+    tmp_path: Path, fields, values
+) -> None:
     other = server(tmp_path, find_free_port(), name="other")
-    watched = Watched(server(tmp_path, find_free_port(), command=command), other)
-    with raises_naming(UnavailableError, "web", "status 1", "web.log", "the disk is on fire"):
+    watched = Watched(server(tmp_path, find_free_port(), **fields), other)
+    with raises_naming(UnavailableError, "web", *values):
         await asyncio.wait_for(watched.task, SECONDS)
     assert watched.seen[-1].condition in {Condition.DOWN, Condition.STOPPING}
-
-
-@pytest.mark.parametrize(
-    ("fields", "value"),
-    [
-        ({"command": DEAF, "start_seconds": 0.5}, "0 seconds"),
-        ({"warm": (sys.executable, "-c", "raise SystemExit(3)")}, "status 3"),
-    ],
-    ids=["it never answers", "its first use fails"],
-)
-async def test_a_service_that_does_not_come_up_is_an_error(tmp_path: Path, fields, value) -> None:
-    watched = Watched(server(tmp_path, find_free_port(), **fields))
-    with raises_naming(UnavailableError, "web", value):
-        await asyncio.wait_for(watched.task, SECONDS)
-
-
-async def test_a_service_is_ready_once_its_first_use_succeeded(tmp_path: Path) -> None:
-    mark = tmp_path / "used"
-    use = (sys.executable, "-c", f"open({str(mark)!r}, 'w').close()")
-    watched = await Watched(server(tmp_path, find_free_port(), warm=use)).up()
-    assert mark.exists()
-    assert Condition.WARMING in [state.condition for state in watched.seen]
-    await watched.end()
 
 
 async def test_stopping_does_not_wait_for_a_service_to_come_up(tmp_path: Path) -> None:

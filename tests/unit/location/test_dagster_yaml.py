@@ -86,14 +86,6 @@ def test_a_table_that_floods_the_queue_leaves_a_slot_to_another(queue, flood):
     assert list_next_tables(queue.instance) == ["shop.noisy"] * (SLOTS - 1) + ["shop.calm"]
 
 
-def test_another_table_s_run_starts_while_a_flood_runs_and_waits(queue):
-    many = FLOODS["of many tenants"]
-    queue("shop.noisy", *many[: SLOTS - 1], status=DagsterRunStatus.STARTED)
-    queue("shop.noisy", *many[SLOTS:])
-    queue("shop.calm", {"eu", "us"})
-    assert list_next_tables(queue.instance) == ["shop.calm"]
-
-
 def test_a_tenant_takes_at_most_half_of_the_slots(queue):
     for table in ("shop.a", "shop.b", "shop.c"):
         queue(table, {"eu"})

@@ -6,7 +6,8 @@ import runpy
 import sys
 
 import pytest
-from dagster import AssetKey, Definitions, build_output_context, mem_io_manager
+from dagster import AssetKey, Config, Definitions, build_output_context, mem_io_manager
+from pydantic import BaseModel, Field
 
 import assets
 from iscp_dagster import Mirror, SourceTable
@@ -14,7 +15,7 @@ from iscp_dagster.api.discovery import load_tables
 from iscp_dagster.delta.read_plans import ReadKind, ReadPlan
 from iscp_dagster.location.assets.io_manager import ClickHouseIOManager
 from iscp_dagster.location.assets.maintenance import JOB_NAME_GETTERS
-from iscp_dagster.location.assets.source_asset import build_source_spec
+from iscp_dagster.location.assets.source_asset import to_dagster_config
 from iscp_dagster.location.build import build_definitions, build_shared_definitions
 from iscp_dagster.location.names import get_clickhouse_pool
 from iscp_dagster.model.clock import get_utc_now
@@ -22,6 +23,7 @@ from iscp_dagster.model.declared.schema import DeltaField, Primitive
 from iscp_dagster.model.errors import ConfigError
 from iscp_dagster.sync.iteration.outcomes import RowDelivery, WriteResult
 from iscp_dagster.sync.reading.requests import ReadRequest
+from support.clients.scripts import import_modules
 from support.errors import assert_names, raises_naming
 from support.jobs.log_rows import add, key, over
 from support.jobs.one_table import in_memory
@@ -89,8 +91,10 @@ def test_a_module_s_other_definitions_for_dagster_are_in_the_location(
     """As docs/library.md shows an asset of one's own beside its table."""
     package = tmp_path / "of_a_shop"
     package.mkdir()
+    page = (ROOT / "docs/library.md").read_text()
     for name in ("orders", "totals"):
-        (package / f"{name}.py").write_text(read_example(f"assets/{name}.py"))
+        example = page.partition(f'title="assets/{name}.py"\n')[2].split("```")[0]
+        (package / f"{name}.py").write_text(example)
     (package / "__init__.py").touch()
     (package / "others.py").write_text(
         "import dagster as dg\n"
@@ -111,16 +115,6 @@ def test_a_module_s_other_definitions_for_dagster_are_in_the_location(
     assert "at_night" in {schedule.name for schedule in definitions.schedules}
 
 
-def read_example(title):
-    """Return the code of docs/library.md that has this title."""
-    return (ROOT / "docs/library.md").read_text().partition(f'title="{title}"\n')[2].split("```")[0]
-
-
-def test_a_table_without_a_description_gets_one():
-    source = SourceTable("shop.orders", key="id", tenant="region", indexes=[])
-    assert_names(build_source_spec(source).description, "`shop.orders`")
-
-
 def test_all_that_write_to_a_clickhouse_are_in_its_pool(defined):
     assert pools(defined()) == {name: {"clickhouse"} for name in WRITERS}
     definitions = defined(CLICKHOUSE_URL="http://me:secret@ch.example.com:8124")
@@ -131,13 +125,6 @@ def test_all_that_write_to_a_clickhouse_are_in_its_pool(defined):
 def test_a_missing_module_is_named_with_its_variable(package):
     with raises_naming(ConfigError, "ISCP_ASSETS", f"'{package}'"):
         load_tables({"ISCP_ASSETS": package})
-
-
-def test_a_missing_import_of_a_module_is_the_module_s_fault(tmp_path, monkeypatch):
-    (tmp_path / "of_mine.py").write_text("import no_such\n")
-    monkeypatch.syspath_prepend(str(tmp_path))
-    with raises_naming(ConfigError, "of_mine.py, line 1", "ModuleNotFoundError", "no_such"):
-        load_tables({"ISCP_ASSETS": "of_mine"})
 
 
 def test_without_a_module_of_declarations_the_variable_is_named(monkeypatch):
@@ -229,7 +216,10 @@ def test_an_iteration_is_reported_even_if_clickhouse_is_gone():
     deployment = in_memory(get_utc_now)
     add(deployment.log, key())
     (claim,) = deployment.log.claim_jobs(over(key()), "run", {})
-    fields = (DeltaField(name="id", type=Primitive("long")),)
+    fields = (
+        DeltaField(name="id", type=Primitive("long"), nullable=False),
+        DeltaField(name="gross", type=Primitive("double")),
+    )
     reading = ReadRequest(
         plan=ReadPlan(kind=ReadKind.SNAPSHOT, reason="first synchronization"), range=claim.range
     )
@@ -242,6 +232,9 @@ def test_an_iteration_is_reported_even_if_clickhouse_is_gone():
     metadata = context.consume_logged_metadata()
     assert metadata["rows_inserted"].value == 3
     assert "lost_columns" not in metadata
+    columns = metadata["dagster/column_schema"].schema.columns
+    shown = {column.name: column.type for column in columns}
+    assert shown == {"id": "Int64", "gross": "Nullable(Float64)"}
 
 
 @pytest.mark.parametrize(
@@ -277,3 +270,24 @@ def test_the_second_table_with_the_same_name_in_dagster_is_left_out(other, caplo
         build_definitions(tables, STUBS, environ={"ISCP_STRICT": "true"})
     with raises_naming(ConfigError, "ISCP_STRICT", "'yes'"):
         build_definitions(tables, STUBS, environ={"ISCP_STRICT": "yes"})
+
+
+class Plain(BaseModel):
+    summary: bool = Field(default=False, description="Less of it.")
+    most: int
+
+
+def test_the_options_of_a_load_are_a_model_of_pydantic_or_of_dagster():
+    config = to_dagster_config(Plain)
+    shown = {
+        name: (field.config_type.given_name, field.is_required, field.description)
+        for name, field in config.to_fields_dict().items()
+    }
+    assert shown == {"summary": ("Bool", False, "Less of it."), "most": ("Int", True, None)}
+    assert config.__name__ == "Plain"
+    assert to_dagster_config(Config) is Config
+
+
+def test_the_demo_s_declarations_are_read_without_dagster():
+    """Commands of `iscp` read them; importing Dagster would make them take half as long again."""
+    assert not {"dagster", "pyspark"} & import_modules("assets.docs")

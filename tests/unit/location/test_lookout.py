@@ -25,9 +25,8 @@ def about(seconds):
 class Instance:
     """The part of a DagsterInstance that a look uses."""
 
-    def __init__(self, threads=True):
-        self.threads = threads
-        self.off = False
+    threads = True
+    off = False
 
     def get_settings(self, key):
         assert key == "sensors"
@@ -99,27 +98,19 @@ def ticking(tmp_path, monkeypatch):
     return ticking
 
 
-def test_a_tick_that_finds_nothing_waits_and_looks_again(ticking):
+def test_a_tick_that_finds_nothing_waits_for_changes_of_jobs_and_a_commit(ticking):
     looks, seconds = ticking.tick()
-    assert seconds == about(TICK)
-    assert len(looks) == 2
+    assert (len(looks), seconds) == (2, about(TICK))
     assert all(look.quiet for look in looks)
-
-
-def test_a_commit_ends_the_waiting_at_once(ticking):
+    ticking.after(3, ticking.pause_job)
+    looks, seconds = ticking.tick()
+    assert (len(looks), seconds) == (3, about(TICK)), "there is nothing to do"
     ticking.after(3, lambda: commit(ticking.source, "us"))
     looks, seconds = ticking.tick()
-    assert seconds == about(3)
+    assert seconds == about(3), "a commit ends the waiting at once"
     assert [len(look.dispatches) for look in looks] == [0, 1]
     (dispatch,) = looks[-1].dispatches
     assert dispatch.iteration.tenants == {"us"}
-
-
-def test_a_change_of_a_job_is_followed_by_a_look(ticking):
-    ticking.after(3, ticking.pause_job)
-    looks, seconds = ticking.tick()
-    assert seconds == about(TICK), "there is nothing to do"
-    assert len(looks) == 3
 
 
 def test_a_missing_table_is_reported_at_once(ticking, tmp_path):
@@ -157,23 +148,15 @@ def test_a_newer_tick_ends_the_one_before(ticking):
     assert len(looks) == 1
 
 
-@pytest.fixture
-def ending(tmp_path, monkeypatch):
-    """Return the file whose existence says that the code server ends."""
-    file = tmp_path / "ending"
-    monkeypatch.setenv(ENDING_VARIABLE, str(file))
-    return file
-
-
-def test_a_code_server_that_ends_waits_for_no_tick(ticking, ending):
+def test_a_code_server_that_ends_waits_for_no_tick_and_queues_nothing_more(
+    ticking, tmp_path, monkeypatch
+):
+    """The daemon ends without starting what is queued then."""
+    ending = tmp_path / "ending"
+    monkeypatch.setenv(ENDING_VARIABLE, str(ending))
     ticking.after(3, ending.touch)
     looks, seconds = ticking.tick()
     assert (len(looks), seconds) == (1, about(3))
-
-
-def test_a_code_server_that_ends_queues_nothing_more(ticking, ending):
-    """The daemon ends without starting what is queued then."""
-    ending.touch()
     commit(ticking.source, "us")
     before = ticking.deployment.log.list_active_runs()
     looks, _ = ticking.tick()

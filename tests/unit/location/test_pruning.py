@@ -61,16 +61,22 @@ def prune(source, instance):
     )
 
 
-def test_a_run_that_reported_the_latest_version_of_a_source_stays(source, run):
-    instance = run.instance
+def test_a_run_that_reported_a_source_s_latest_version_stays_until_another_reports_a_later_one(
+    source, run
+):
+    instance, key = run.instance, get_source_asset_key(source)
     instance.report_runless_asset_event(build_version_event(source, "eu", 3))
     ahead = run("5", **{DISPATCH_TAG: "ahead"})
     run("")
-    before = instance.get_materialized_partitions(get_source_asset_key(source))
+    before = instance.get_materialized_partitions(key)
     assert prune(source, instance) == PruneResult(runs=0, kept=1)
     assert instance.has_run(ahead.run_id)
-    assert instance.get_materialized_partitions(get_source_asset_key(source)) == before
+    assert instance.get_materialized_partitions(key) == before
     assert read_reported_versions(instance, source, ["eu"]) == {"eu": "5"}
+    run("6")
+    assert prune(source, instance) == PruneResult(runs=1, kept=0)
+    assert not instance.has_run(ahead.run_id)
+    assert read_reported_versions(instance, source, ["eu"]) == {"eu": "6"}
 
 
 @pytest.mark.parametrize(
@@ -100,12 +106,3 @@ def test_the_hourly_job_keeps_runs_for_as_long_as_is_set(source, run, environ, d
 def test_a_wrong_time_to_keep_runs_is_refused(value):
     with raises_naming(ConfigError, "ISCP_KEEP_RUNS_DAYS", f"'{value}'", 0, 36_500):
         parse_run_retention({"ISCP_KEEP_RUNS_DAYS": value})
-
-
-def test_a_run_goes_once_another_has_reported_a_later_version(source, run):
-    instance = run.instance
-    ahead = run("5", **{DISPATCH_TAG: "ahead"})
-    run("6")
-    assert prune(source, instance) == PruneResult(runs=1, kept=0)
-    assert not instance.has_run(ahead.run_id)
-    assert read_reported_versions(instance, source, ["eu"]) == {"eu": "6"}

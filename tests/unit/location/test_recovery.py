@@ -89,7 +89,9 @@ def world():
     world.there.dispose()
 
 
-def test_no_dagster_frees_jobs_that_run_or_wait_in_another_one(world):
+def test_jobs_that_run_or_wait_in_another_dagster_are_freed_within_its_leases_once_it_is_killed(
+    world,
+):
     for name, instance in (("here", world.here), ("there", world.there)):
         world.add_run(f"run {name}", STATUS.STARTED, instance=instance)
         world.begin_job(f"runs {name}", f"run {name}")
@@ -97,30 +99,23 @@ def test_no_dagster_frees_jobs_that_run_or_wait_in_another_one(world):
         world.add_run(f"queued {name}", STATUS.NOT_STARTED, instance=instance, tags=tags)
         world.queue_job(f"waits {name}", f"to {name}")
     world.pass_(600, "run here", "run there")
-    assert world.states() == {
+    states = {
         "runs here": "running",
         "runs there": "running",
         "waits here": "pending",
         "waits there": "pending",
     }
-    assert world.here.get_run_by_id("run here").status is STATUS.STARTED
-
-
-def test_the_jobs_of_a_killed_dagster_are_freed_within_its_leases(world):
-    world.add_run("run", STATUS.STARTED, instance=world.there)
-    world.begin_job("runs", "run")
-    tags = {DISPATCH_TAG: "ticket"}
-    world.add_run("queued", STATUS.NOT_STARTED, instance=world.there, tags=tags)
-    world.queue_job("waits", "ticket")
-    world.pass_(60, "run")
-    assert world.states() == {"runs": "running", "waits": "pending"}
+    assert world.states() == states
     del world.recoveries[1:]
-    world.pass_(world.log.leases.run + 11)
-    assert world.states() == {"runs": "completed", "waits": "pending"}
-    assert world.failure("runs") == (RunGoneError.code, 1)
-    world.pass_(world.log.leases.queued - world.log.leases.run)
-    assert world.states() == {"runs": "completed", "waits": "completed"}
-    assert world.failure("waits") == (0, 0)
+    world.pass_(world.log.leases.run + 11, "run here")
+    states["runs there"] = "completed"
+    assert world.states() == states
+    assert world.failure("runs there") == (RunGoneError.code, 1)
+    world.pass_(world.log.leases.queued - world.log.leases.run, "run here")
+    states["waits there"] = "completed"
+    assert world.states() == states
+    assert world.failure("waits there") == (0, 0)
+    assert world.here.get_run_by_id("run here").status is STATUS.STARTED
 
 
 @pytest.mark.parametrize(

@@ -14,7 +14,6 @@ from iscp_dagster.location.names import get_partitions_name
 from iscp_dagster.model.errors import FenceError, UnavailableError
 from iscp_dagster.model.moment import START
 from iscp_dagster.model.states import JobState
-from iscp_dagster.planning.job_specs import list_table_specs
 from iscp_dagster.planning.runner import Runner
 from iscp_dagster.sync.reading.reader import SourceReader
 from support.errors import assert_names
@@ -24,6 +23,7 @@ from support.outbox.memory_runtime import FakeRuntime
 
 KEY = dg.AssetKey(["shop", "orders_told"])
 MADE = dg.DagsterEventType.ASSET_MATERIALIZATION
+OBSERVED = dg.DagsterEventType.ASSET_OBSERVATION
 NOWHERE = "http://127.0.0.1:9"
 
 
@@ -34,7 +34,6 @@ def source(tmp_path):
         handler="Orders/told",
         name="told",
         columns=["id"],
-        priority=5,
         tags={"domain": "trade"},
     )
     return SourceTable(
@@ -74,7 +73,7 @@ def fail_to_materialize(location):
     """Materialize the partition "eu" in a run that fails; return it and what it then shows."""
     run = materialize(location, "eu")
     assert not run.success
-    return run, read_observations(location, run)
+    return run, read_events(location, run, OBSERVED)
 
 
 def read_events(location, run, kind):
@@ -87,10 +86,6 @@ def read_events(location, run, kind):
         for event in events
         if event.asset_key == KEY
     }
-
-
-def read_observations(location, run):
-    return read_events(location, run, dg.DagsterEventType.ASSET_OBSERVATION)
 
 
 def list_rows(metadata):
@@ -120,17 +115,6 @@ def test_a_declaration_beside_the_table_is_an_asset_too(source):
     assert KEY in defs.resolve_asset_graph().get_all_asset_keys()
 
 
-def test_each_tenant_gets_a_job_with_the_consumer_s_priority(location, source, runtime):
-    commit(source, "eu", "us")
-    ((name, spec),) = list_table_specs(source, {}).items()
-    assert (name.job, spec.detail.priority) == ("told", 5)
-    look = Runner(location.deployment, [source]).look(None)
-    jobs = location.deployment.log.list_jobs()
-    states = [(job.key.tenant, job.state) for job in jobs]
-    assert states == [("eu", JobState.PENDING), ("us", JobState.PENDING)]
-    assert {dispatch.iteration.priority for dispatch in look.dispatches} == {5}
-
-
 def test_a_run_shows_its_invocations_with_status_and_link(location, source, runtime):
     commit(source, "eu")
     run = materialize(location, "eu")
@@ -138,7 +122,7 @@ def test_a_run_shows_its_invocations_with_status_and_link(location, source, runt
     shown = read_events(location, run, MADE)["eu"]
     assert (shown["invocations"], shown["attached"]) == (1, 0)
     assert list_rows(shown) == ["| (-1, 0] | 0 | 1 | [inv_0](http://here/inv_0) | completed |"]
-    assert read_observations(location, run) == {}
+    assert read_events(location, run, OBSERVED) == {}
     assert runtime.bodies[0]["rows"] == [
         {"id": 1, "region": "eu", "_change": "upsert", "_version": 0}
     ]
@@ -146,8 +130,14 @@ def test_a_run_shows_its_invocations_with_status_and_link(location, source, runt
     assert (job.watermark.version, job.status.counts["invocations"]) == (0, 1)
 
 
-def test_a_failed_run_shows_its_invocation_and_continues_after_a_repair(location, source, runtime):
+def test_a_failed_run_shows_its_invocation_if_any_and_continues_after_a_repair(
+    location, source, runtime
+):
     commit(source, "eu")
+    runtime.down = True
+    _, observations = fail_to_materialize(location)
+    assert observations == {}
+    runtime.down = False
     runtime.handler = lambda _: "422 no"
     run, observations = fail_to_materialize(location)
     (failure,) = run.get_step_failure_events()
@@ -190,18 +180,11 @@ def test_a_run_of_many_tenants_shows_the_invocations_of_failed_ones_too(location
     run = job.execute_in_process(instance=location.instance, raise_on_error=False)
     assert not run.success
     assert read_events(location, run, MADE).keys() == {"eu"}
-    observations = read_observations(location, run)
+    observations = read_events(location, run, OBSERVED)
     assert observations.keys() == {"us"}
     (row,) = list_rows(observations["us"])
     assert row.startswith("| (-1, 0] | 0 | 1 | [inv_")
     assert row.endswith("| failed |")
-
-
-def test_a_tenant_without_invocations_shows_none(location, source, runtime):
-    commit(source, "eu")
-    runtime.down = True
-    _, observations = fail_to_materialize(location)
-    assert observations == {}
 
 
 @pytest.fixture

@@ -11,23 +11,15 @@ from dagster._core.storage.partition_status_cache import AssetPartitionStatus as
 
 from iscp_dagster import Changes, Endpoint, Mirror, SourceTable, Trigger, View, build_definitions
 from iscp_dagster.api.jobs import Jobs
-from iscp_dagster.clickhouse.tables.ddl import IndexShape
-from iscp_dagster.clickhouse.tables.index_store import IndexStore
 from iscp_dagster.joblog.iterations import FailedStep, Iteration
-from iscp_dagster.location.assets.io_manager import (
-    ClickHouseIOManager,
-    OutcomeIOManager,
-    build_clickhouse_schema,
-)
+from iscp_dagster.location.assets.io_manager import ClickHouseIOManager, OutcomeIOManager
 from iscp_dagster.location.assets.iterations import Iterations
 from iscp_dagster.location.names import build_partitions_def, get_partitions_name
 from iscp_dagster.location.outs import ParentFirstOutputs
 from iscp_dagster.location.sensor.recovery import LocationRuns
 from iscp_dagster.location.sensor.runner import build_run_request
 from iscp_dagster.model.consumers.kinds import get_consumer_kind
-from iscp_dagster.model.declared.images import IMAGE_COLUMNS, IMAGE_FIELDS
 from iscp_dagster.model.declared.linking.attach import attach_to_tables
-from iscp_dagster.model.declared.schema import DeltaField, Primitive
 from iscp_dagster.model.errors import ConfigError
 from iscp_dagster.model.moment import Moment
 from iscp_dagster.planning.job_specs import list_table_specs, make_job_name, make_new_jobs
@@ -36,11 +28,6 @@ from support.errors import assert_names, raises_naming
 from support.jobs.one_table import Clock, commit, finish, in_memory
 
 ALERTS = Endpoint("alerts", url="https://example.com/hook", secrets=["ALERTS_SECRET"])
-BOTH = {
-    "dagster/asset_partition_range_start": "eu",
-    "dagster/asset_partition_range_end": "us",
-}
-"""The tags of a backfill's run of both tenants."""
 KEYS = {"mirror", "of_all", "big", "a_huge", "a_large", "any"}
 
 
@@ -123,7 +110,11 @@ class Location:
             job = self.defs.resolve_job_def(job_name)
         else:
             job = self.defs.resolve_implicit_global_asset_job_def()
-            options |= {"asset_selection": [self.key(name) for name in names], "tags": BOTH}
+            tags = {
+                "dagster/asset_partition_range_start": "eu",
+                "dagster/asset_partition_range_end": "us",
+            }
+            options |= {"asset_selection": [self.key(name) for name in names], "tags": tags}
         return job.execute_in_process(instance=self.instance, **options)
 
     def list_statuses(self, tenant):
@@ -189,11 +180,18 @@ def test_definitions_show_the_conditions_and_columns_of_views_and_triggers(locat
     )
     assert huge.metadata["dagster/table_name"] == "shop.orders_a_huge"
     assert "view" not in specs[location.key("of_all")].metadata
+    table = specs[dg.AssetKey(["shop", "orders"])]
+    assert_names(table.description, "`shop.orders`")
+    assert_names(table.metadata["on_replace"], "strand")
     assert all(spec.description for spec in specs.values())
 
 
-def test_all_assets_of_a_tenant_are_materialized_by_hand_and_as_fresh_as_the_source(location):
+def test_what_a_person_materializes_of_a_tenant_is_as_fresh_as_the_source(location):
     location.bring_in_step("eu", "us")
+    assert location.run("eu", "a_large") == ["a_large"]
+    statuses = location.list_statuses("eu")
+    assert statuses.pop("a_large") is StaleStatus.FRESH
+    assert set(statuses.values()) == {StaleStatus.MISSING}
     reported = location.run("eu")
     assert sorted(reported) == sorted(KEYS)
     assert reported.index("big") < reported.index("a_huge") < reported.index("a_large")
@@ -211,41 +209,22 @@ def test_all_assets_of_a_tenant_are_materialized_by_hand_and_as_fresh_as_the_sou
     assert set(statuses.values()) == {StaleStatus.STALE}
 
 
-def test_a_trigger_alone_can_be_materialized(location):
-    location.bring_in_step("eu")
-    assert location.run("eu", "a_large") == ["a_large"]
-    statuses = location.list_statuses("eu")
-    assert statuses.pop("a_large") is StaleStatus.FRESH
-    assert set(statuses.values()) == {StaleStatus.MISSING}
-
-
 @pytest.mark.parametrize(
     ("job_name", "names"),
     [("batch_sync_shop_orders", KEYS), (None, {"a_large", "a_huge"})],
     ids=["a run of many tenants", "a backfill"],
 )
-def test_the_tenants_of_one_run_are_fresh(location, job_name, names):
+def test_the_tenants_of_one_run_are_fresh_except_one_that_fails(
+    location, monkeypatch, job_name, names
+):
     location.bring_in_step("eu", "us")
     location.run_many(job_name, *names)
     expected = {name: StaleStatus.FRESH if name in names else StaleStatus.MISSING for name in KEYS}
     for tenant in ("eu", "us"):
         assert location.list_statuses(tenant) == expected
-
-
-def test_a_failed_view_does_not_keep_its_trigger_back(location, monkeypatch):
-    """Outcomes come scan by scan; a job that fails has none to wait for."""
-    location.bring_in_step("eu")
-    monkeypatch.setattr(Iterations, "_iterate_by_hand", fail_job("big", "eu", code=1_100))
-    assert sorted(location.run("eu", fails=True)) == sorted(KEYS - {"big"})
-
-
-@pytest.mark.parametrize("job_name", ["batch_sync_shop_orders", None])
-def test_a_tenant_that_fails_among_many_is_shown_as_failed(location, monkeypatch, job_name):
-    location.bring_in_step("eu", "us")
-    location.run_many(job_name, *KEYS)
     with monkeypatch.context() as patch:
         patch.setattr(Iterations, "_iterate_by_hand", fail_job("a_large", "us"))
-        assert not location.run_many(job_name, *KEYS, raise_on_error=False).success
+        assert not location.run_many(job_name, *names, raise_on_error=False).success
     statuses = location.list_partitions("a_large")
     assert (statuses["eu"], statuses["us"]) == (Status.MATERIALIZED, Status.FAILED)
     assert Status.FAILED not in location.list_partitions("a_huge").values()
@@ -296,9 +275,12 @@ def fail_job(name, tenant, code=10_100):
     return fail
 
 
-def test_outcomes_before_an_error_are_reported(location, monkeypatch):
+def test_outcomes_beside_and_before_an_error_are_reported(location, monkeypatch):
+    """They come scan by scan; a job that fails has none for its children to wait for."""
     location.bring_in_step("eu")
     iterate_by_hand = Iterations._iterate_by_hand
+    monkeypatch.setattr(Iterations, "_iterate_by_hand", fail_job("big", "eu", code=1_100))
+    assert sorted(location.run("eu", fails=True)) == sorted(KEYS - {"big"})
 
     def fail_after_a_scan(its):
         for outcomes in iterate_by_hand(its):
@@ -337,22 +319,6 @@ def test_a_run_of_the_sensor_selects_views_and_triggers(location):
         dg.AssetKey(["shop", "orders"]),
         *request.asset_selection,
     }
-
-
-def test_a_materialization_shows_the_view_s_columns_with_their_types(location):
-    source = location.source
-    fields = [
-        DeltaField(name=name, type=Primitive(type_), nullable=name != "id")
-        for name, type_ in (("id", "long"), ("region", "string"), ("gross", "double"))
-    ]
-    shape = IndexShape(
-        source=source, index=source.get_index("big"), fields=[*fields, *IMAGE_FIELDS]
-    )
-    store = IndexStore(endpoint=location.deployment.endpoint, shape=shape)
-    schema = build_clickhouse_schema(store)
-    columns = {column.name: column.type for column in schema.columns}
-    assert columns["gross"] == "Nullable(Float64)"
-    assert set(columns) == {"id", "region", "gross", *IMAGE_COLUMNS}
 
 
 def test_a_trigger_alone_makes_a_table_s_jobs(declared):

@@ -116,16 +116,6 @@ def test_each_job_is_in_one_iteration_within_its_bounds_and_there_are_as_few_as_
     assert len(joined) == sum(map(count_fewest, groups.values()))
 
 
-def test_tenants_that_one_commit_changed_share_an_iteration_however_long_each_was_idle():
-    (joined,) = join_iterations([due(f"t{n}", n, 19) for n in range(9)], SMALL)
-    assert (joined.iteration.from_, len(joined.iteration.tenants)) == (Moment(19), 9)
-
-
-def test_iterations_that_a_trigger_kept_apart_are_not_joined():
-    members = [due("a", 3, 3, names=("mirror",)), due("a", 3, 3, names=("text",))]
-    assert len(join_iterations(members, SMALL)) == 2
-
-
 def test_bounds_split_an_iteration_and_those_who_wait_longest_are_in_the_first(monkeypatch):
     """The bounds are of tenants and of bytes."""
     monkeypatch.setattr(joining, "SCANS_PER_RUN", 1)

@@ -22,12 +22,6 @@ def list_versions(deployment, name="alert"):
     return {job.key.tenant: job.watermark.version for job in jobs}
 
 
-def test_tenants_that_the_first_look_finds_begin_with_a_snapshot(deployment, source, start):
-    commit(source, "eu", "us")
-    start(source).look()
-    assert list_versions(deployment) == {"eu": START.version, "us": START.version}
-
-
 def test_a_tenant_that_a_later_look_finds_begins_before_its_first_commit(deployment, source, begin):
     """Its indexes are built from its latest rows, and do not wait at the trigger's beginning."""
     sensor = begin(source, "eu")
@@ -50,13 +44,18 @@ def test_a_tenant_that_a_later_look_finds_begins_before_its_first_commit(deploym
     assert not sensor.look().dispatches
 
 
-def test_so_does_a_tenant_that_appeared_while_no_runner_looked(deployment, source, begin):
+@pytest.mark.parametrize("found_by", ["a new runner", "a person"])
+def test_so_does_a_tenant_that_a_runner_did_not_find(deployment, source, begin, found_by):
     sensor = begin(source, "eu")
     commit(source, "asia")
-    sensor.restart()
-    sensor.cursor = None
-    sensor.look()
+    if found_by == "a person":
+        register(deployment, source, "eu", "asia")
+    else:
+        sensor.restart()
+        sensor.cursor = None
+        sensor.look()
     assert list_versions(deployment) == {"eu": 0, "asia": 0}
+    assert list_versions(deployment, "mirror")["asia"] == START.version
 
 
 def test_tenants_before_a_triggers_declaration_are_no_newcomers(deployment, source, begin, start):
@@ -102,16 +101,6 @@ def register(deployment, source, *tenants):
     """Register the jobs of these tenants, as when a person materializes them."""
     table_id = deployment.make_delta_log(source).get_table_id()
     replace_registrations(deployment, source, table_id, tenants, source.consumers)
-
-
-def test_a_newcomer_that_a_person_materializes_first_begins_before_its_commit_too(
-    deployment, source, begin
-):
-    begin(source, "eu")
-    commit(source, "asia")
-    register(deployment, source, "eu", "asia")
-    assert list_versions(deployment) == {"eu": 0, "asia": 0}
-    assert list_versions(deployment, "mirror")["asia"] == START.version
 
 
 def test_a_trigger_that_a_person_registers_by_tenant_has_no_newcomers(deployment, source, start):

@@ -25,14 +25,6 @@ SOURCES = [
 ]
 
 
-def make_letter(index: str) -> DeadLetter:
-    now = datetime(2026, 3, 4, tzinfo=timezone.utc)
-    job = {"tenant": "default", "registration": 1, "from_version": 0, "to_version": 1}
-    place = {"task": 0, "chunk": 0, "deleted": False, "version": 1, "epoch": 1}
-    reason = {"code": 10210, "reason": "no", "row": "{}", "timestamp": now, "at": now}
-    return DeadLetter(id=index, index=index, **job, **place, **reason)
-
-
 def test_letters_of_an_index_that_raises_stay_and_the_others_are_replayed(monkeypatch):
     errors = {SOURCES[0].name: ValueError("broken"), SOURCES[1].name: SourceError("is not read")}
 
@@ -40,7 +32,12 @@ def test_letters_of_an_index_that_raises_stay_and_the_others_are_replayed(monkey
         raise errors[source.name]
 
     monkeypatch.setattr(Deployment, "make_delta_log", fail)
-    letters = [make_letter(f"{source.name}/mirror") for source in SOURCES]
+    now = datetime(2026, 3, 4, tzinfo=timezone.utc)
+    job = {"tenant": "default", "registration": 1, "from_version": 0, "to_version": 1}
+    place = {"task": 0, "chunk": 0, "deleted": False, "version": 1, "epoch": 1}
+    reason = {"code": 10210, "reason": "no", "row": "{}", "timestamp": now, "at": now}
+    names = [f"{source.name}/mirror" for source in SOURCES]
+    letters = [DeadLetter(id=name, index=name, **job, **place, **reason) for name in names]
     first, second = replay_letters(in_memory(Clock()), SOURCES, letters)
     assert type(first.error) is IscpError
     assert_names(str(first.error), "ValueError", "broken")

@@ -43,12 +43,9 @@ def test_a_step_takes_what_fits_and_always_something(volumes, versions, bytes_, 
         assert not fits(last + 1)
 
 
-def test_several_changes_of_one_version_are_one_step():
+def test_several_changes_of_one_version_are_one_step_and_without_volumes_only_versions_bound():
     written = [(4, (8, 1)), (4, (8, 1)), (5, (1, 1))]
     assert IterationBounds(bytes=10).find_last_version(3, 6, written) == 4
-
-
-def test_without_volumes_in_the_log_only_the_number_of_versions_bounds():
     assert IterationBounds(versions=2).find_last_version(3, 9, ()) == 5
 
 
@@ -90,5 +87,3 @@ def test_the_environment_bounds_how_much_an_iteration_takes():
     assert parse_bounds(environ) == replace(IterationBounds(), versions=7)
     with raises_naming(ConfigError, "ISCP_MAX_BYTES", "'all'"):
         parse_bounds({"ISCP_MAX_BYTES": "all"})
-    with raises_naming(ConfigError, "versions=0"):
-        parse_bounds({"ISCP_MAX_VERSIONS": "0"})

@@ -120,18 +120,7 @@ def test_an_index_is_queried_once_for_the_values_of_all_tenants_in_an_added_colu
     assert queries == [(["body"], EVERYONE)]
 
 
-def test_only_the_batch_of_a_tenant_whose_files_are_gone_is_set_aside(fleet):
-    fleet.commit()
-    fleet.begin_in_dying_run()
-    fleet.commit()
-    fleet.lose(1, GONE)
-    assert fleet.begin_next() == {
-        BatchAction.DEAD_LETTER: GONE,
-        BatchAction.REPLAY: EVERYONE - GONE,
-    }
-
-
-def test_a_tenant_that_needs_a_snapshot_anyway_is_not_set_aside_and_the_others_are(fleet):
+def test_a_tenant_whose_files_are_gone_is_set_aside_unless_it_needs_a_snapshot_anyway(fleet):
     fleet.commit()
     fleet.begin_in_dying_run()
     fleet.commit()

@@ -7,6 +7,7 @@ import pytest
 
 from iscp_dagster import Changes, Mirror, SourceTable, Trigger, View
 from iscp_dagster.clickhouse.kinds.index_kind import resolve_index
+from iscp_dagster.delta.log.commits import format_commit_name
 from iscp_dagster.delta.log.deltalog import DeltaLog
 from iscp_dagster.delta.read_plans import ReadKind, ReadPlan
 from iscp_dagster.model.batch import Range
@@ -23,6 +24,7 @@ from iscp_dagster.sync.reading.views import (
     list_image_columns,
 )
 from support.errors import assert_names, raises_naming
+from support.jobs.one_table import METADATA, PROTOCOL
 
 TRADES = SourceTable("shop.trades", key="id", tenant="desk", indexes=[Mirror(), Changes()])
 BIG = View("big", of=TRADES, where="amount > 100", columns={"gross": "amount * 1.19"})
@@ -75,28 +77,17 @@ def test_only_image_rows_read_as_a_snapshot_after_the_first_leave_a_gap():
 
 @pytest.fixture
 def log(tmp_path):
-    folder = tmp_path / "table" / "_delta_log"
-    folder.mkdir(parents=True)
-    column = {"name": "id", "type": "long", "nullable": True, "metadata": {}}
-    schema = {"type": "struct", "fields": [column]}
+    folder = tmp_path / "_delta_log"
+    folder.mkdir()
 
     def write(*properties):
         for version, configuration in enumerate(properties):
-            metadata = {
-                "id": "1",
-                "format": {"provider": "parquet", "options": {}},
-                "schemaString": json.dumps(schema),
-                "partitionColumns": [],
-                "configuration": configuration,
-                "createdTime": 0,
-            }
-            actions = [{"commitInfo": {"timestamp": version}}, {"metaData": metadata}]
-            if not version:
-                versions = {"minReaderVersion": 1, "minWriterVersion": 7}
-                actions.append({"protocol": {**versions, "writerFeatures": ["inCommitTimestamp"]}})
+            metadata = {"metaData": METADATA["metaData"] | {"configuration": configuration}}
+            actions = [{"commitInfo": {"timestamp": version}}, metadata]
+            actions += [] if version else [PROTOCOL]
             text = "\n".join(map(json.dumps, actions))
-            (folder / f"{version:020d}.json").write_text(text)
-        return DeltaLog(str(tmp_path / "table"))
+            (folder / format_commit_name(version)).write_text(text)
+        return DeltaLog(str(tmp_path))
 
     return write
 

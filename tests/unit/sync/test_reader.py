@@ -58,7 +58,6 @@ def use_spark(reader, connect):
         ([{"size": 10, "stats": rows(1)}], True),
         ([{"size": SMALL_BYTES + 1, "stats": rows(1)}], False),
         ([{"size": SMALL_BYTES // 2 + 1, "stats": rows(1)}] * 2, False),
-        ([{"size": SMALL_BYTES}], False),
         ([{}], False),
         ([{"size": 0}], False),
         ([{"stats": rows(1_000)}], True),
@@ -81,7 +80,6 @@ def test_one_task_reads_few_bytes_also_of_removed_files(tmp_path, removed, direc
     [
         (SMALL_BYTES - 1, 64, 1),
         (SMALL_BYTES, 64, 2),
-        (5 * SMALL_BYTES, 1, 2),
         (5 * SMALL_BYTES, 3, 3),
         (5 * SMALL_BYTES, 64, 5),
         (1_000 * SMALL_BYTES, 64, MOST_TASKS),

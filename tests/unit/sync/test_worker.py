@@ -1,6 +1,7 @@
 """A consumer's thread: how a slow consumer delays the scan, and how the thread ends."""
 
 import threading
+from types import SimpleNamespace
 
 import pyarrow as pa
 import pytest
@@ -43,13 +44,6 @@ class SlowConsumer:
             self.batches += 1
 
 
-class Consumer:
-    """Calls a function with its retriever."""
-
-    def __init__(self, consume):
-        self.consume = consume
-
-
 def make_share(data_type, columns=("id",)):
     return ConsumerScan(
         job=JobID(db="d", table="t", job="j"),
@@ -62,14 +56,14 @@ def make_share(data_type, columns=("id",)):
     )
 
 
-def start(consumer, data_type=DataType.SNAPSHOT, columns=("id",)):
+def start(consume, data_type=DataType.SNAPSHOT, columns=("id",)):
     retriever = Retriever(scan=make_share(data_type, columns))
-    return ConsumerThread(lambda: consumer, retriever)
+    return ConsumerThread(lambda: SimpleNamespace(consume=consume), retriever)
 
 
 def test_a_slow_consumer_may_block_the_others():
     slow, quick = SlowConsumer(), SlowConsumer(released=True)
-    workers = start(slow), start(quick)
+    workers = start(slow.consume), start(quick.consume)
     scanned = []
 
     def scan():
@@ -95,7 +89,7 @@ def test_a_slow_consumer_may_block_the_others():
 def test_an_interrupted_run_does_not_wait_for_a_busy_consumer(monkeypatch):
     monkeypatch.setattr(retriever, "GIVE_UP_SECONDS", 0.1)
     busy = SlowConsumer()
-    worker = start(busy)
+    worker = start(busy.consume)
     for _ in range(AHEAD):
         worker.put(ROWS)
     worker.abort(KeyboardInterrupt())
@@ -108,14 +102,14 @@ def test_an_interrupted_run_does_not_wait_for_a_busy_consumer(monkeypatch):
 
 
 def test_a_scan_that_ends_early_ends_a_consumer_that_waits_for_more():
-    worker = start(SlowConsumer(released=True))
+    worker = start(SlowConsumer(released=True).consume)
     worker.put(ROWS)
     worker.abort(UnavailableError("gone"))
     assert isinstance(worker.failure, UnavailableError)
 
 
 def test_a_consumer_that_returns_before_the_end_has_failed():
-    worker = start(Consumer(Retriever.next))
+    worker = start(Retriever.next)
     worker.put(ROWS)
     worker.end()
     with raises_naming(ConsumerError, "d.t/j", "next()"):
@@ -126,7 +120,7 @@ def test_a_consumer_that_invokes_a_handler_is_tried_again_while_the_runtime_is_a
     def invoke(_retriever):
         raise durable_invocations.errors.UnavailableError("the runtime is away")
 
-    worker = start(Consumer(invoke))
+    worker = start(invoke)
     worker.end()
     assert isinstance(worker.failure, UnavailableError)
 
@@ -150,7 +144,7 @@ def test_texts_too_large_for_one_batch_come_in_several():
         while not (batch := retriever.next())[2]:
             sizes.append(batch[0].num_rows)
 
-    worker = start(Consumer(record_sizes))
+    worker = start(record_sizes)
     worker.put(chunk)
     worker.put(ROWS.set_column(0, "id", pa.array(["a", "b"])))
     worker.end()
@@ -184,7 +178,7 @@ def test_a_consumer_that_deletes_first_needs_no_upsert():
                 assert row["id"] not in table
                 table[row["id"]] = row["name"]
 
-    worker = start(Consumer(delete_and_insert), DataType.TAIL, ("id", "name"))
+    worker = start(delete_and_insert, DataType.TAIL, ("id", "name"))
     worker.put(CHANGES)
     worker.end()
     assert worker.failure is None

@@ -1,4 +1,4 @@
-"""The asset check of a source table that cannot be followed, without Spark or ClickHouse."""
+"""A source table in Dagster: its check and data versions, without Spark or ClickHouse."""
 
 import asyncio
 from dataclasses import replace
@@ -9,6 +9,8 @@ import pytest
 from dagster._core.loader import LoadingContextForTest
 
 from iscp_dagster import Mirror, SourceTable
+from iscp_dagster.delta.log.deltalog import DeltaLog
+from iscp_dagster.location.assets.data_versions import DataVersions
 from iscp_dagster.location.assets.source_check import CHECK
 from iscp_dagster.location.build import build_definitions
 from iscp_dagster.location.names import get_partitions_name, get_source_asset_key
@@ -32,11 +34,6 @@ class Idle(Spark):
         return SimpleNamespace(stop=lambda: None)
 
 
-@pytest.fixture
-def defs(source, tmp_path):
-    return define_location(source, tmp_path)
-
-
 def define_location(source, tmp_path):
     iscp = Iscp(
         clickhouse=ClickHouse(url="http://127.0.0.1:9"),
@@ -44,8 +41,8 @@ def define_location(source, tmp_path):
         log=IscpLog(url=f"sqlite:///{tmp_path / 'iscp_log.sqlite'}"),
         spark=Idle(remote="sc://127.0.0.1:9"),
     )
-    tables = {"clickhouse": ClickHouseTables(iscp=iscp)}
-    return build_definitions([source], {"iscp": iscp, **tables})
+    resources = {"iscp": iscp, "clickhouse": ClickHouseTables(iscp=iscp)}
+    return build_definitions([source], resources)
 
 
 @pytest.fixture
@@ -54,18 +51,14 @@ def instance():
         yield instance
 
 
-@pytest.fixture
-def tick(defs, instance):
-    return Ticks(defs, instance)
-
-
 def list_verdicts(tick):
     """Return (passed, severity) of the checks that the tick reports."""
     checks = [event for event in tick.asset_events if isinstance(event, dg.AssetCheckEvaluation)]
     return [(check.passed, check.severity.value) for check in checks]
 
 
-def test_a_problem_is_reported_at_one_tick_and_shown_by_the_check(tick, source):
+def test_a_problem_is_reported_at_one_tick_and_shown_by_the_check(source, tmp_path, instance):
+    tick = Ticks(define_location(source, tmp_path), instance)
     first = tick()
     assert_names(first.skip_message, source.path)
     assert list_verdicts(first) == [(False, "WARN")]
@@ -76,28 +69,6 @@ def test_a_problem_is_reported_at_one_tick_and_shown_by_the_check(tick, source):
     commit(source, "eu")
     assert list_verdicts(tick()) == [(True, "WARN")]
     assert list_verdicts(tick()) == []
-
-
-def test_the_asset_shows_what_becomes_of_the_jobs_of_a_replaced_table(defs):
-    (spec,) = [spec for spec in defs.resolve_all_asset_specs() if spec.key.path[-1] == "orders"]
-    assert_names(spec.metadata["on_replace"], "strand")
-
-
-def test_the_check_finds_the_same_when_a_person_runs_it(defs, source, instance):
-    check = dg.AssetCheckKey(get_source_asset_key(source), CHECK)
-    job = dg.define_asset_job("checks", dg.AssetSelection.checks(check))
-    with_job = dg.Definitions.merge(defs, dg.Definitions(jobs=[job]))
-
-    def run():
-        result = with_job.resolve_job_def("checks").execute_in_process(instance=instance)
-        (evaluation,) = result.get_asset_check_evaluations()
-        return evaluation.passed, evaluation.description or ""
-
-    passed, description = run()
-    assert not passed
-    assert_names(description, source.path)
-    commit(source, "eu")
-    assert run() == (True, "")
 
 
 def read_outcome(instance, source):
@@ -111,30 +82,66 @@ def read_outcome(instance, source):
     return record.evaluation.passed
 
 
-def test_a_materialization_of_one_tenant_leaves_the_check_evaluated(source, tmp_path, instance):
+def test_the_check_finds_the_same_when_a_person_runs_it_and_stays_evaluated(
+    source, tmp_path, instance
+):
     """The check is the table's; Dagster compares it with any tenant's latest materialization."""
     loaded = replace(source, load=lambda load: commit(source, *load.tenants))
-    defs = define_location(loaded, tmp_path)
+    defs, key = define_location(loaded, tmp_path), get_source_asset_key(source)
     tick = Ticks(defs, instance)
-    check = dg.AssetCheckKey(get_source_asset_key(source), CHECK)
     jobs = [
-        dg.define_asset_job("checks", dg.AssetSelection.checks(check)),
-        dg.define_asset_job(
-            "load", dg.AssetSelection.assets(get_source_asset_key(source)).without_checks()
-        ),
+        dg.define_asset_job("checks", dg.AssetSelection.checks(dg.AssetCheckKey(key, CHECK))),
+        dg.define_asset_job("load", dg.AssetSelection.assets(key).without_checks()),
     ]
     with_jobs = dg.Definitions.merge(defs, dg.Definitions(jobs=jobs))
+
+    def check():
+        result = with_jobs.resolve_job_def("checks").execute_in_process(instance=instance)
+        (evaluation,) = result.get_asset_check_evaluations()
+        return evaluation.passed, evaluation.description or ""
 
     def commit_and_report():
         commit(source, "eu")
         for event in tick().asset_events:
             instance.report_runless_asset_event(event)
 
+    passed, description = check()
+    assert not passed
+    assert_names(description, source.path)
     commit_and_report()
-    with_jobs.resolve_job_def("checks").execute_in_process(instance=instance)
+    assert check() == (True, "")
     assert read_outcome(instance, source) is True
     commit_and_report()
     assert read_outcome(instance, source) is True
     instance.add_dynamic_partitions(get_partitions_name(source), ["eu"])
     with_jobs.resolve_job_def("load").execute_in_process(instance=instance, partition_key="eu")
     assert read_outcome(instance, source) is True
+
+
+def build_events(instance, source, *tenants):
+    """Build the events of the tenants that a run of version 0, ahead of the runner, reports."""
+    versions = DataVersions(instance, source, DeltaLog(source.path, "region"), 0)
+    return versions.build_unreported_events(tenants)
+
+
+def test_a_version_s_event_has_the_table_s_facts_as_of_the_run_s_version(source, instance):
+    """Dagster shows what a table's latest event says, and nothing from earlier ones."""
+    commit(source, "eu", "us")
+    commit(source, "eu", later="than the run")
+    events = build_events(instance, source, "eu", "us")
+    versions = {(event.partition, event.metadata["version"].value) for event in events}
+    assert versions == {("eu", 0), ("us", 0)}
+    for event in events:
+        columns = event.metadata["dagster/column_schema"].schema.columns
+        assert [column.name for column in columns] == ["id", "region"]
+        assert event.metadata["path"].value == source.path
+
+
+def test_a_version_is_reported_even_if_the_table_s_facts_are_unknown(source, instance, monkeypatch):
+    def fail(*_):
+        raise OSError("the checkpoint is gone")
+
+    commit(source, "eu")
+    monkeypatch.setattr(DeltaLog, "get_facts", fail)
+    (event,) = build_events(instance, source, "eu")
+    assert (event.partition, set(event.metadata)) == ("eu", {"version"})

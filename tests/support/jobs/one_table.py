@@ -172,7 +172,8 @@ def write_commit(table: Path, version: int, changed: Iterable[str], seconds: flo
         actions += [PROTOCOL, METADATA]
     for tenant in changed:
         path = f"tenant={tenant}/part-{version}.parquet"
-        actions.append(_add(tenant, path, millis))
+        added = {"path": path, "partitionValues": {"tenant": tenant}, "size": 100}
+        actions.append({"add": added | {"modificationTime": millis, "dataChange": True}})
         (table / path).parent.mkdir(parents=True, exist_ok=True)
         (table / path).touch()
     file = table / "_delta_log" / f"{version:020d}.json"
@@ -180,15 +181,3 @@ def write_commit(table: Path, version: int, changed: Iterable[str], seconds: flo
     file.write_text("\n".join(map(json.dumps, actions)))
     # A commit without its own time has its file's.
     os.utime(file, (seconds, seconds))
-
-
-def _add(tenant: str, path: str, millis: int) -> dict:
-    return {
-        "add": {
-            "path": path,
-            "partitionValues": {"tenant": tenant},
-            "size": 100,
-            "modificationTime": millis,
-            "dataChange": True,
-        }
-    }

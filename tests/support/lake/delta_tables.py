@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Generator, Iterator, Sequence
+from collections.abc import Generator, Sequence
 from contextlib import closing
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -16,6 +16,7 @@ from iscp_dagster import SourceTable
 from iscp_dagster.clickhouse.connect.endpoint import ClickHouseEndpoint
 from iscp_dagster.clickhouse.connect.quoting import quote_identifier, quote_string
 from iscp_dagster.delta.read_plans import ReadKind
+from iscp_dagster.delta.spark_errors import _list_error_classes
 from iscp_dagster.joblog.iterations import FailedStep, Iteration
 from iscp_dagster.joblog.sql.log import SqlLog
 from iscp_dagster.location.assets.iterations import Iterations
@@ -187,16 +188,9 @@ def publish_one(deployment: Deployment, delivery: RowDelivery) -> RowDelivery:
     """Publish one delivery and return it; raise the IscpError that prevented it."""
     (outcome,) = publish_all(deployment, [delivery])
     if isinstance(outcome, FailedStep):
-        raise next(each for each in _family(IscpError) if each.code == outcome.code)(
-            outcome.message
-        )
+        errors = _list_error_classes(IscpError).values()
+        raise next(each for each in errors if each.code == outcome.code)(outcome.message)
     return outcome
-
-
-def _family(error: type[IscpError]) -> Iterator[type[IscpError]]:
-    yield error
-    for each in error.__subclasses__():
-        yield from _family(each)
 
 
 @dataclass
@@ -296,24 +290,15 @@ class Table:
     def run(
         self, iteration: Iteration, run_id: str = "run", *, queued_as: str | None = None
     ) -> list[RowDelivery | FailedStep]:
-        """Run one iteration, and publish every delivery."""
+        """Run one iteration, and publish each delivery before asking for the next."""
         named = {"run_id": run_id, "queued_as": queued_as}
         delta_log = self.deployment.make_delta_log(self.source)
-        return [
-            outcome
-            for part in split_iteration(iteration, delta_log)
-            for outcome in self.published(one_by_one(self.deployment, self.source, part, **named))
-        ]
-
-    def published(
-        self, found: Iterator[RowDelivery | FailedStep]
-    ) -> list[RowDelivery | FailedStep]:
-        """Return all outcomes, having published each delivery before asking for the next."""
         outcomes = []
-        with closing(found):
-            for outcome in found:
-                published = isinstance(outcome, RowDelivery)
-                outcomes.append(publish_one(self.deployment, outcome) if published else outcome)
+        for part in split_iteration(iteration, delta_log):
+            with closing(one_by_one(self.deployment, self.source, part, **named)) as found:
+                for outcome in found:
+                    written = isinstance(outcome, RowDelivery)
+                    outcomes.append(publish_one(self.deployment, outcome) if written else outcome)
         return outcomes
 
     def iteration(self, *tenants: str, to: int | None = None) -> Iteration:

@@ -118,7 +118,8 @@ def record(history: History, deployment: Deployment, writer: Any, folder: Path) 
     for number, _ in enumerate(write_steps(history, table)):
         rows, count = read_spark(history, table)
         stop = folder / str(number)
-        shutil.copytree(table.path, stop / "table", copy_function=_link, ignore=_ignore_checksums)
+        checksums = shutil.ignore_patterns(".*.crc")
+        shutil.copytree(table.path, stop / "table", copy_function=_link, ignore=checksums)
         feather.write_feather(rows, stop / "rows.arrow", compression="uncompressed")
         counts.append(count)
     write_archive(history.archive, folder, statements=history.statements, counts=counts)
@@ -191,10 +192,6 @@ def _link(source: str, target: str) -> None:
         shutil.copy2(source, target)
     else:
         os.link(source, target)
-
-
-def _ignore_checksums(_folder: str, names: list[str]) -> list[str]:
-    return [name for name in names if name.startswith(".") and name.endswith(".crc")]
 
 
 def _describe(step: Step) -> str:

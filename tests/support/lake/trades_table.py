@@ -99,10 +99,6 @@ class Trades:
     """How many rows the commits have inserted, updated or deleted."""
     _numbers: Iterator[int] = field(default_factory=lambda: count(1))
 
-    def create(self) -> None:
-        """Make the empty table: version 0."""
-        assert self.commit([CREATED]) == 1
-
     def go_live(self) -> None:
         """Have Spark make the commits from now on."""
         self.commit = Written(self.run, self.path).commit
@@ -245,5 +241,5 @@ def trades(path: Path, staging: Path, run: Callable[[str], object]) -> Trades:
         made = Trades(path, run, history.commit, keep=lambda: history.keep(NAME))
     else:
         made = Trades(path, run, Unfolding(Kept(NAME, staging), path).commit)
-    made.create()
+    assert made.commit([CREATED]) == 1
     return made

@@ -116,18 +116,12 @@ def make_consumer(
 
 def rows_of(changes: Sequence[tuple[str, int, Any, int, bool]]) -> pa.Table:
     """Return the scan's rows of (desk, id, amount, version, whether deleted)."""
-    listed = [
-        {
-            "desk": desk,
-            "id": id_,
-            "amount": amount,
-            "_version": version,
-            "_timestamp": version * 1_000,
-            "_deleted": gone,
-        }
+    whole = [
+        (desk, id_, amount, version, version * 1_000, gone)
         for desk, id_, amount, version, gone in changes
     ]
-    return pa.Table.from_pylist(listed, schema=SCHEMA)
+    rows = [dict(zip(SCHEMA.names, each, strict=True)) for each in whole]
+    return pa.Table.from_pylist(rows, schema=SCHEMA)
 
 
 def retriever_of(

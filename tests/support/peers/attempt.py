@@ -13,6 +13,7 @@ from support.peers.wire import (
     ACK,
     COMPLETED,
     CUSTOM,
+    ENTRY,
     Packet,
     completion,
     packet,
@@ -165,7 +166,7 @@ class Attempt:
 
     def _take(self, each: Packet) -> None:
         assert self.ending is None, f"{each.name} after {self.ending}"
-        if each.is_entry:
+        if each.code >= ENTRY:
             self._take_entry(each)
         elif each.name == "SuspensionMessage":
             self._take_suspension(each.message["entry_indexes"])

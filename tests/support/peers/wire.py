@@ -35,10 +35,6 @@ class Packet:
         return read(coded()[self.code], self.body)
 
     @property
-    def is_entry(self) -> bool:
-        return self.code >= ENTRY
-
-    @property
     def completed(self) -> bool:
         return bool(self.flags & COMPLETED)
 

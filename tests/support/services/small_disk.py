@@ -8,7 +8,6 @@ import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import IO
 
 from support.errors import raises_naming
 
@@ -34,13 +33,9 @@ def full(folder: Path) -> Iterator[None]:
     filler = folder / "filler"
     with filler.open("wb", buffering=0) as file:
         with raises_naming(OSError, f"Errno {errno.ENOSPC}"):
-            _write_until_full(file)
+            while True:
+                file.write(bytes(4096))
         try:
             yield
         finally:
             filler.unlink()
-
-
-def _write_until_full(file: IO[bytes]) -> None:
-    while True:
-        file.write(bytes(4096))

@@ -200,16 +200,6 @@ def _await_ready(home: Path, supervisor: subprocess.Popen[bytes], pid: int, log:
     wait_for(ready, START_SECONDS, log.read_text)
 
 
-def assert_in_files_of_their_own(home: Path, secrets: Collection[str]) -> None:
-    """Check that only files readable by their owner alone hold a secret of the home."""
-    assert min(map(len, secrets)) > 20
-    names = {"clickhouse.password", "netrc", "spark.token", "webhook.secret"}
-    for file in (path for path in home.rglob("*") if path.is_file()):
-        if any(secret.encode() in file.read_bytes() for secret in secrets):
-            assert file.name in names, file
-            assert file.stat().st_mode & 0o077 == 0
-
-
 def processes_of(home: Path) -> set[int]:
     """Return every living process with this home in its environment."""
     found = ((each.pid, each.info["environ"] or {}) for each in psutil.process_iter(["environ"]))

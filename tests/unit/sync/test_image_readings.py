@@ -77,8 +77,7 @@ def test_only_image_rows_read_as_a_snapshot_after_the_first_leave_a_gap():
 
 @pytest.fixture
 def log(tmp_path):
-    folder = tmp_path / "_delta_log"
-    folder.mkdir()
+    (tmp_path / "_delta_log").mkdir()
 
     def write(*properties):
         for version, configuration in enumerate(properties):
@@ -86,7 +85,7 @@ def log(tmp_path):
             actions = [{"commitInfo": {"timestamp": version}}, metadata]
             actions += [] if version else [PROTOCOL]
             text = "\n".join(map(json.dumps, actions))
-            (folder / format_commit_name(version)).write_text(text)
+            (tmp_path / format_commit_name(version)).write_text(text)
         return DeltaLog(str(tmp_path))
 
     return write

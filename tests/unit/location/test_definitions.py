@@ -280,10 +280,13 @@ class Plain(BaseModel):
 def test_the_options_of_a_load_are_a_model_of_pydantic_or_of_dagster():
     config = to_dagster_config(Plain)
     shown = {
-        name: (field.config_type.given_name, field.is_required, field.description)
+        name: (field.config_type.key, field.is_required, field.description)
         for name, field in config.to_fields_dict().items()
     }
-    assert shown == {"summary": ("Bool", False, "Less of it."), "most": ("Int", True, None)}
+    assert shown == {
+        "summary": ("Noneable.BoolSourceType", False, "Less of it."),
+        "most": ("IntSourceType", True, None),
+    }
     assert config.__name__ == "Plain"
     assert to_dagster_config(Config) is Config
 

@@ -115,14 +115,6 @@ def test_a_command_finds_the_servers_that_the_stack_was_started_for(monkeypatch)
         )
 
 
-def test_a_free_port_is_chosen_when_the_usual_one_is_taken() -> None:
-    taken = frozenset(USUAL.values())
-    chosen = choose(SPARK, None, {}, taken)
-    assert not chosen.requested
-    assert chosen.port not in taken
-    assert is_free(chosen.port)
-
-
 @pytest.mark.skipif(sys.platform != "linux", reason="only Linux lets others listen there too")
 def test_a_free_port_is_reserved_until_its_server_has_it() -> None:
     port = find_free_port()
@@ -145,7 +137,12 @@ def limit_ports(other: socket.socket, port: int) -> socket.socket:
     return other
 
 
-def test_a_requested_port_that_is_wrong_or_taken_is_an_error(tmp_path: Path) -> None:
+def test_a_usual_port_that_is_taken_is_replaced_but_a_requested_one_is_an_error(tmp_path) -> None:
+    taken = frozenset(USUAL.values())
+    chosen = choose(SPARK, None, {}, taken)
+    assert not chosen.requested
+    assert chosen.port not in taken
+    assert is_free(chosen.port)
     for text in ("none", "0", "70000"):
         with raises_naming(ConfigError, f"ISCP_SPARK_PORT='{text}'"):
             choose(SPARK, None, {"ISCP_SPARK_PORT": text})

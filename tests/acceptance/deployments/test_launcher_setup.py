@@ -112,6 +112,7 @@ def run(root: Path, *arguments: str, **extra: str) -> subprocess.CompletedProces
     )
 
 
+@pytest.mark.soak
 def test_two_at_once_set_up_once_and_again_when_the_project_changed(project: Path) -> None:
     processes = [
         subprocess.Popen(
@@ -144,6 +145,7 @@ def test_two_at_once_set_up_once_and_again_when_the_project_changed(project: Pat
     assert "installing" in changed.stderr
 
 
+@pytest.mark.soak
 def test_it_is_safe_to_interrupt(project: Path) -> None:
     mark = project / "building"
     for number in (signal.SIGINT, signal.SIGTERM):

@@ -147,6 +147,7 @@ def world(new_postgres, tmp_path):
         child.wait()
 
 
+@pytest.mark.soak
 def test_each_range_is_consumed_once_whoever_dies_or_stands_still(world):
     table = world.table
     children = [world.start("one"), world.start("two")]

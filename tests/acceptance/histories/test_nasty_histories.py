@@ -265,6 +265,7 @@ HISTORIES = {
             "tenants of truth values",
             *(put("true, 1, 'x'", "false, 1, 'y'"), LOOK, "UPDATE {t} SET tenant = NOT tenant"),
             columns="tenant BOOLEAN, id BIGINT, v STRING",
+            soak=True,
         ),
         history(
             "a second partition column",
@@ -472,6 +473,7 @@ HISTORIES = {
             "all rows are deleted, then overwritten",
             *(TWO, LOOK, "DELETE FROM {t}", LOOK, "INSERT OVERWRITE {t} VALUES ('a', 1, 'over')"),
             "INSERT OVERWRITE {t} VALUES ('b', 1, 'over'), ('b', 2, 'and over')",
+            soak=True,
         ),
         history(
             "TRUNCATE, then new rows",
@@ -526,6 +528,7 @@ HISTORIES = {
             "recreated with fewer tenants, then without rows",
             *(TWO, LOOK, recreate("'b', 1, 'new'"), LOOK, recreate(), LOOK, put("'a', 1, 'on'")),
             on_replace="rebuild",
+            soak=True,
         ),
         history(
             "replaced by a shallow clone",
@@ -618,6 +621,7 @@ HISTORIES = {
             *(TWO, LOOK, "ALTER TABLE {t} ADD COLUMNS (n INT)", put("'a', 3, 'z', 7")),
             *(declare_and_rebuild(columns=["v", "n"]), LOOK, "UPDATE {t} SET n = 8 WHERE id = 1"),
             indexes=(Mirror(columns=["v"]), FullText("v")),
+            soak=True,
         ),
         history(
             "columns are mapped late, then renamed",
@@ -693,6 +697,7 @@ HISTORIES = {
             *("UPDATE {t} SET n = 8", put("'a', 2, 'more', array(0F, -0F), NULL")),
             more="v STRING, e ARRAY<FLOAT>, n INT",
             indexes=(Mirror(columns=["n"]), FullText("v", columns=["v"]), Vector("e", dimension=2)),
+            soak=True,
         ),
         history(
             "CHECK constraints, and NOT NULL until it is dropped",
@@ -775,6 +780,7 @@ HISTORIES = {
             "very long texts",
             put("'a', 1, repeat('é', 2000000)", "'a', 2, repeat('x', 70000)"),
             *(LOOK, "UPDATE {t} SET v = repeat('y', 5000000) WHERE id = 2"),
+            soak=True,
         ),
         history(
             "variants, and texts of limited length",
@@ -817,6 +823,7 @@ HISTORIES = {
             *("RESTORE TABLE {t} TO VERSION AS OF 1", LOOK, put("'b', 2, 7, 8")),
             more="n BIGINT, m BIGINT",
             properties=MAPPED,
+            soak=True,
         ),
         history(
             "keys and tenants go round, and neither log nor files tell how",

@@ -318,7 +318,10 @@ def test_a_column_of_another_type_is_refused(deployment):
     assert table.query("SELECT id, n FROM {mirror} ORDER BY id") == [(1, 7), (2, None)]
 
 
-@pytest.mark.parametrize("append", [False, True], ids=["keyed", "append-only"])
+@pytest.mark.parametrize(
+    "append",
+    [pytest.param(False, id="keyed", marks=pytest.mark.soak), pytest.param(True, id="append-only")],
+)
 def test_an_iteration_whose_chunks_could_outgrow_the_window_is_split(deployment, append):
     table = Table.make(deployment, Mirror(append=append), key=() if append else "id")
     table.insert(1)

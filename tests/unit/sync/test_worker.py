@@ -125,7 +125,7 @@ def test_a_consumer_that_invokes_a_handler_is_tried_again_while_the_runtime_is_a
     assert isinstance(worker.failure, UnavailableError)
 
 
-@pytest.mark.slow
+@pytest.mark.soak
 def test_texts_too_large_for_one_batch_come_in_several():
     """Texts of 2.5 GiB that share one buffer."""
     long = pa.array(["x" * (64 << 20)] * 4, pa.string())

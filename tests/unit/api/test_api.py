@@ -445,15 +445,15 @@ def test_a_repair_or_an_update_plans_a_job_in_error_again_but_not_one_whose_tabl
     assert [job.state for job in jobs.list_jobs()] == [JobState.COMPLETED, JobState.RUNNING]
     assert jobs.repair_job("eu", MIRROR) is False
     fail_job(jobs, source, 10_300)
-    change = SpecUpdate(priority=4)
-    assert jobs.update_job_spec("eu", MIRROR, change)
+    assert jobs.update_job_spec("eu", MIRROR, SpecUpdate(priority=4))
     assert jobs.get_job("eu", MIRROR).state is JobState.COMPLETED
-    (us,) = jobs.list_jobs("us")
-    jobs.deployment.log.mark_stranded(us.key.table_id, 10_220, "gone")
-    assert jobs.update_job_spec("us", MIRROR, change)
-    with raises_naming(ConfigError, "iscp job register shop.orders/mirror --tenant us"):
-        jobs.repair_job("us", MIRROR)
-    assert jobs.get_job("us", MIRROR).state is JobState.ERROR
+    earlier = get_table_id(jobs, source)
+    recreate(source, "eu", "us")
+    jobs.deployment.log.mark_stranded(earlier, 10_220, "gone")
+    assert jobs.update_job_spec("eu", MIRROR, SpecUpdate(priority=5))
+    with raises_naming(ConfigError, "iscp job register shop.orders/mirror --tenant eu"):
+        jobs.repair_job("eu", MIRROR)
+    assert jobs.get_job("eu", MIRROR).state is JobState.ERROR
 
 
 VERBS = [

@@ -225,7 +225,7 @@ def test_a_replay_of_a_time_range_has_the_same_ids(iscp, outbox):
     assert list_ids(iscp, "--state", "pending") == ["alarm-3", "alarm-2"]
     assert_names(iscp.read_text(*replay, "--from", second, "--to", third), "1 delivery", "alarm")
     answer = iscp.read_json(*replay, "--from", second)
-    assert answer == {"trigger": "alarm", "events": 3}
+    assert answer == {"trigger": "alarm", "deliveries": 3}
     assert iscp(*replay)[0] == 2
 
 

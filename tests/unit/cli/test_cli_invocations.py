@@ -166,20 +166,20 @@ def test_why_an_attempt_failed_is_shown(iscp, hand):
     id_ = submit(hand)
     hand.claim()
     trace = f"Traceback:\n  File charge.py, line 7\n{'x' * 100}\n\x1b[2J[red]"
-    error = {"message": "[red]no[/] connection", "description": trace}
-    fail_attempt(hand, id_, index=1, name="charge", kind=0x0C05, **error)
+    error = {"message": "[red]no[/] lake", "description": trace}
+    fail_attempt(hand, id_, index=1, name="pay", kind=0x0C05, **error)
     text = iscp.read_text("list")
     assert_names(find_line(text, id_), "backing off")
-    assert find_line(text, "connection").split() == ["500:", "[red]no[/]", "connection"]
+    assert find_line(text, "lake").split() == ["500:", "[red]no[/]", "lake"]
     text = iscp.read_text("show", id_)
-    assert "500 at entry 1 (Run, charge): [red]no[/] connection" in text
+    assert "500 at entry 1 (Run, pay): [red]no[/] lake" in text
     assert "  File charge.py, line 7 " in text
     assert "\\x1b[2J[red]" in text
     assert find_line(text, "deployment").split() == ["deployment", "dp_1"]
     assert find_line(text, "next try").split()[2] == "3000-01-01"
     assert find_line(text, "status").split() == ["status", "backing", "off"]
     shown = iscp.read_json("show", id_)["error"]
-    assert itemgetter("type", "name", "description")(shown) == ("Run", "charge", trace)
+    assert itemgetter("type", "name", "description")(shown) == ("Run", "pay", trace)
     assert "description" not in iscp.read_json("list")[0]["error"]
     hand.store.do(Resume(id=id_))
     hand.claim()

@@ -178,10 +178,10 @@ def env() -> None:
 
 
 tests = typer.Typer(add_completion=False)
-DEFAULT_PYTEST_ARGUMENTS = ("-n", "4", "--dist", "loadfile", "--no-loadscope-reorder")
+DEFAULT_PYTEST_ARGUMENTS = ("-n", "3", "--dist", "loadfile", "--no-loadscope-reorder")
 """The arguments of pytest when none are given.
 
-Many tests wait for services: four files at a time keep two processors busy.
+Many tests wait for services: three files at a time keep two processors busy.
 """
 
 MEMORY = Path("/dev/shm")  # noqa: S108 - pytest makes a folder of its own there, for its user
@@ -192,7 +192,7 @@ ROOM = 8 * 1024**3
 
 @tests.command(context_settings={"ignore_unknown_options": True, "allow_extra_args": True})
 def run_tests(ctx: typer.Context) -> None:
-    """Run the project's tests, four files at a time; your own pytest arguments replace that."""
+    """Run the project's tests, three files at a time; your own pytest arguments replace that."""
     from iscp_dagster.local.services.settings import get_repository
     from iscp_dagster.model.imports import require_extra
 

@@ -83,7 +83,7 @@ def rank(nodeid: str) -> tuple[int, int, str]:
 def own_part_first(files: Sequence[str]) -> list[str]:
     """Return the files, beginning with those whose asserts this worker compiles for all workers.
 
-    Each of four workers takes six seconds for all of them; `rank` puts the tests in one order.
+    Each worker takes six seconds for all of them; `rank` puts the tests in one order.
     """
     worker = int(os.environ["PYTEST_XDIST_WORKER"].removeprefix("gw"))
     first = len(files) * worker // int(os.environ["PYTEST_XDIST_WORKER_COUNT"])

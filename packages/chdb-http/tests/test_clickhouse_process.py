@@ -220,7 +220,7 @@ def check_long_insert(server):
     small = {"min_insert_block_size_rows": "1000", "max_insert_block_size": "1000"}
     ask(server, "CREATE TABLE t (a UInt64, s String) ENGINE = Null")
     # It allocates its working memory, which takes more than a few blocks on a busy machine.
-    ask(server, iter([head, *[block] * 20]), params=small)
+    ask(server, iter([head, *[block] * 60]), params=small)
     before, most = get_rss(server), 0
     stop = threading.Event()
 
@@ -232,11 +232,11 @@ def check_long_insert(server):
     watcher = threading.Thread(target=watch)
     watcher.start()
     try:
-        ask(server, iter([head, *[block] * 115]), params=small)
+        ask(server, iter([head, *[block] * 300]), params=small)
     finally:
         stop.set()
         watcher.join()
-    assert most - before < 100 * MEGABYTE, "120 MB went through"
+    assert most - before < 150 * MEGABYTE, "300 MB went through"
 
 
 def end_while_statements_run(server):

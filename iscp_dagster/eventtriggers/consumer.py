@@ -15,14 +15,14 @@ from iscp_dagster.events.ids import IdScheme
 from iscp_dagster.eventtriggers.evaluation import TenantRead, TriggerEvaluation, TriggerEvaluator
 from iscp_dagster.eventtriggers.images import build_changes, list_view_columns, read_image_rows
 from iscp_dagster.eventtriggers.pending_events import PendingEventBuilder
-from iscp_dagster.joblog.sql.log import SqlLog
-from iscp_dagster.joblog.sql.trigger_rows import (
-    TriggerState,
+from iscp_dagster.joblog.sql.active_sets import (
+    ActiveSet,
     read_active_keys,
     read_active_sets,
     store_active_set,
     store_active_sets,
 )
+from iscp_dagster.joblog.sql.log import SqlLog
 from iscp_dagster.model.clock import Clock
 from iscp_dagster.model.consumers.protocol import DataRetriever, DataType
 from iscp_dagster.model.declared.tables import SourceTable
@@ -121,7 +121,7 @@ class _ConsumeCall:
 
     consumer: TriggerConsumer
     retriever: DataRetriever
-    active_sets: dict[str, TriggerState] = field(default_factory=dict)
+    active_sets: dict[str, ActiveSet] = field(default_factory=dict)
     """By tenant, as earlier iterations kept them."""
 
     def consume(self) -> None:

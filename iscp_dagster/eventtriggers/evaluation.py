@@ -16,7 +16,7 @@ from iscp_dagster.events.hysteresis import (
     InitialMode,
     TriggerMachine,
 )
-from iscp_dagster.joblog.sql.trigger_rows import TriggerState
+from iscp_dagster.joblog.sql.active_sets import ActiveSet
 from iscp_dagster.model.batch import Range
 from iscp_dagster.model.declared.endpoints import Endpoint
 from iscp_dagster.model.declared.eventtriggers import Trigger
@@ -41,7 +41,7 @@ class TriggerEvaluation:
     """
 
     fired: Sequence[FiredEvent] = ()
-    active_set: TriggerState
+    active_set: ActiveSet
     added: Collection[str] = ()
     removed: Collection[str] = ()
     replaces_all: bool = False
@@ -91,14 +91,14 @@ class TriggerEvaluator:
         """Why a set kept by another definition is computed again."""
         return f"the definition of trigger {self.trigger.name!r} changed"
 
-    def has_other_definition(self, active_set: TriggerState) -> bool:
+    def has_other_definition(self, active_set: ActiveSet) -> bool:
         """Whether the set was kept by another definition."""
         return active_set.definition != self.definition_digest
 
     def evaluate_changes(
         self,
         changes: Sequence[StampedChange],
-        before: TriggerState | None,
+        before: ActiveSet | None,
         active: Collection[str],
         read: TenantRead,
     ) -> TriggerEvaluation:
@@ -125,7 +125,7 @@ class TriggerEvaluator:
     def _apply_changes(
         self,
         changes: Sequence[StampedChange],
-        before: TriggerState | None,
+        before: ActiveSet | None,
         active: Collection[str],
         read: TenantRead,
     ) -> TriggerEvaluation:
@@ -162,7 +162,7 @@ class TriggerEvaluator:
         )
 
     def _resume_after_gap(
-        self, machine: TriggerMachine, before: TriggerState | None, read: TenantRead
+        self, machine: TriggerMachine, before: ActiveSet | None, read: TenantRead
     ) -> TriggerEvaluation:
         gap, earlier = _describe_gap(before, read), "" if before is None else before.gap
         active_set = self._make_active_set(read, len(machine.active), gap or earlier)
@@ -174,8 +174,8 @@ class TriggerEvaluator:
         """The rows to keep as active: none without hysteresis, where each image shows it."""
         return machine.active if self.hysteresis.has_unmatch else ()
 
-    def _make_active_set(self, read: TenantRead, number: int, gap: str = "") -> TriggerState:
-        return TriggerState(
+    def _make_active_set(self, read: TenantRead, number: int, gap: str = "") -> ActiveSet:
+        return ActiveSet(
             registration=read.registration,
             definition=self.definition_digest,
             row_count=number,
@@ -185,7 +185,7 @@ class TriggerEvaluator:
         )
 
 
-def _describe_gap(before: TriggerState | None, read: TenantRead) -> str:
+def _describe_gap(before: ActiveSet | None, read: TenantRead) -> str:
     """The commits whose transitions are unknown, and why; empty: all were evaluated before."""
     first, last = read.range.from_.version + 1, read.range.to.version
     # A restored table continues from an earlier version than it had.

@@ -63,7 +63,7 @@ class EventTriggerKind(DeclaredKind):
     def find_history_start(
         self, source: SourceTable, job: Job, deployment: Any
     ) -> HistoryStart | None:
-        from iscp_dagster.joblog.sql.trigger_rows import read_active_sets
+        from iscp_dagster.joblog.sql.active_sets import read_active_sets
 
         del source
         with deployment.log.begin_read() as connection:

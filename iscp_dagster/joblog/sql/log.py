@@ -16,7 +16,7 @@ from iscp_dagster.joblog.history import Bookmark, HistoryEntry, Usage, make_entr
 from iscp_dagster.joblog.index_consumer import check_shared_consumer, fit_index_consumer
 from iscp_dagster.joblog.leases import DEFAULT_LEASES, LeaseDurations
 from iscp_dagster.joblog.results import ChangedTenants, SpecUpdateResult
-from iscp_dagster.joblog.sql import leases, trigger_rows
+from iscp_dagster.joblog.sql import active_sets, leases
 from iscp_dagster.joblog.sql.engine import ENSURE_LOCK, LOG, open_engine
 from iscp_dagster.joblog.sql.flush import flush
 from iscp_dagster.joblog.sql.job_history import (
@@ -733,7 +733,7 @@ class SqlLog:
             return 0
         same_key = (column == sa.bindparam(f"at_{column.key}") for column in key_columns)
         with self._begin_transaction(writes=True) as connection:
-            trigger_rows.delete_active_sets(connection, {job.key: job.registration for job in jobs})
+            active_sets.delete_active_sets(connection, {job.key: job.registration for job in jobs})
             return connection.execute(statement.where(*same_key, ~LIVE), values).rowcount
 
     def _update_matching(

@@ -4,18 +4,18 @@ from dataclasses import replace
 
 import pytest
 
-from iscp_dagster.joblog.sql.statements import KEYS_PER_STATEMENT
-from iscp_dagster.joblog.sql.trigger_rows import (
-    TriggerState,
+from iscp_dagster.joblog.sql.active_sets import (
+    ActiveSet,
     read_active_keys,
     read_active_sets,
     store_active_set,
 )
+from iscp_dagster.joblog.sql.statements import KEYS_PER_STATEMENT
 from support.jobs.log_rows import T0, add, key, name
 
 JOB = key("alerts")
 OTHER = key("alerts", tenant="globex")
-STORED = TriggerState(registration=1, definition="d", row_count=2, upto=7)
+STORED = ActiveSet(registration=1, definition="d", row_count=2, upto=7)
 LONG, NUL = "k" * 10_000, "n\0"
 EVERY = {"a", "b", "b'\"%", "c", LONG, NUL, "n\\0", "zz"}
 
@@ -73,7 +73,7 @@ def test_what_a_dropped_job_kept_goes_with_its_row_unless_it_was_registered_agai
     add(log, JOB, OTHER)
     with log.begin_write() as connection:
         for job in log.list_jobs():
-            active = TriggerState(registration=job.registration, definition="d")
+            active = ActiveSet(registration=job.registration, definition="d")
             store_active_set(connection, job.key, active, added=["a"])
     assert log.unregister(None, name("alerts"))
     dropped = log.list_jobs(include_dropped=True)
@@ -81,7 +81,7 @@ def test_what_a_dropped_job_kept_goes_with_its_row_unless_it_was_registered_agai
     with log.begin_write() as connection:
         (again,) = log.list_jobs()
         store_active_set(
-            connection, OTHER, TriggerState(registration=again.registration, definition="d")
+            connection, OTHER, ActiveSet(registration=again.registration, definition="d")
         )
     log.delete_dropped(dropped)
     assert read_sets(log, JOB, OTHER).keys() == {OTHER}

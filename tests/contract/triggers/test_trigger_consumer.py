@@ -8,7 +8,7 @@ import sqlalchemy as sa
 
 from iscp_dagster.events.timestamps import SourceTimestamp
 from iscp_dagster.eventtriggers.pending_events import PendingEventBuilder
-from iscp_dagster.joblog.sql.trigger_rows import store_active_set
+from iscp_dagster.joblog.sql.active_sets import store_active_set
 from iscp_dagster.model.clock import get_utc_now
 from iscp_dagster.model.consumers.kinds import get_consumer_kind
 from iscp_dagster.model.errors import FeedGoneError, FenceError, SchemaError, UnavailableError

@@ -19,8 +19,8 @@ from iscp_dagster.events.ids import IdScheme
 from iscp_dagster.eventtriggers.consumer import TriggerConsumer
 from iscp_dagster.eventtriggers.evaluation import TriggerEvaluator
 from iscp_dagster.joblog.iterations import Iteration
+from iscp_dagster.joblog.sql.active_sets import ISCP_ACTIVE, read_active_sets
 from iscp_dagster.joblog.sql.log import SqlLog
-from iscp_dagster.joblog.sql.trigger_rows import ISCP_ACTIVE, read_active_sets
 from iscp_dagster.model.consumers.protocol import DataType
 from iscp_dagster.model.declared.images import ChangeKind
 from iscp_dagster.model.jobs import JobID, JobKey, NewJob

@@ -48,7 +48,7 @@ _SETS, _ROWS = ISCP_ACTIVE_SETS.c, ISCP_ACTIVE.c
 
 
 @dataclass(frozen=True, kw_only=True)
-class TriggerState:
+class ActiveSet:
     """The state of one trigger and tenant, besides its active rows."""
 
     registration: int
@@ -64,16 +64,16 @@ class TriggerState:
 
 def read_active_sets(
     connection: sa.Connection, jobs: Collection[JobKey]
-) -> dict[JobKey, TriggerState]:
+) -> dict[JobKey, ActiveSet]:
     """The sets of these jobs; a job without an iteration has no entry."""
-    sets: dict[JobKey, TriggerState] = {}
+    sets: dict[JobKey, ActiveSet] = {}
     for portion in split_for_statements(sorted(jobs)):
         query = sa.select(ISCP_ACTIVE_SETS).where(
             _match_jobs(connection, ISCP_ACTIVE_SETS, portion)
         )
         for row in connection.execute(query):
             key = JobKey(tenant=row.tenant, table_id=row.table_id, job_name=row.job_name)
-            sets[key] = TriggerState(
+            sets[key] = ActiveSet(
                 registration=row.job_id,
                 definition=row.definition,
                 row_count=row.number,
@@ -102,7 +102,7 @@ def read_active_keys(
 def store_active_set(
     connection: sa.Connection,
     job: JobKey,
-    active_set: TriggerState,
+    active_set: ActiveSet,
     *,
     added: Collection[str] = (),
     removed: Collection[str] = (),
@@ -132,7 +132,7 @@ def store_active_set(
     store_active_sets(connection, {job: active_set})
 
 
-def store_active_sets(connection: sa.Connection, sets: Mapping[JobKey, TriggerState]) -> None:
+def store_active_sets(connection: sa.Connection, sets: Mapping[JobKey, ActiveSet]) -> None:
     """Store the sets of jobs whose active rows did not change. Idempotent."""
     for portion in split_for_statements(sorted(sets)):
         _upsert_rows(
@@ -157,7 +157,7 @@ def _compute_digest(key: str) -> str:
     return hashlib.blake2b(key.encode(), digest_size=16).hexdigest()
 
 
-def _to_columns(active_set: TriggerState) -> dict[str, Any]:
+def _to_columns(active_set: ActiveSet) -> dict[str, Any]:
     return {
         "job_id": active_set.registration,
         "definition": active_set.definition,

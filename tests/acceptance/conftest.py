@@ -6,15 +6,10 @@ import pytest
 
 from iscp_dagster.spark.session import create_private_session
 from support.lake.delta_tables import deployment_at
-from support.lake.golden_histories import KeptSpark
+from support.lake.golden_histories import WRITER_SETTINGS, KeptSpark
 
 SLOW = {"deployments", "events", "histories", "iterations", "location", "spark"}
 """The folders whose tests need the stack or a Spark."""
-WRITING = {
-    "spark.databricks.delta.retentionDurationCheck.enabled": "false",
-    # Without a limit, VACUUM lists folders in thousands of tasks.
-    "spark.sql.sources.parallelPartitionDiscovery.parallelism": "2",
-}
 
 
 def pytest_itemcollected(item):
@@ -46,7 +41,7 @@ def kept_spark(request, tmp_path):
 
     @cache
     def connect():
-        return create_private_session(request.getfixturevalue("spark_remote"), WRITING)
+        return create_private_session(request.getfixturevalue("spark_remote"), WRITER_SETTINGS)
 
     name = f"{request.path.stem}/{request.node.name}"
     session = KeptSpark(name, connect, tmp_path / "kept")

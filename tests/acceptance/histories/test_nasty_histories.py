@@ -30,7 +30,7 @@ from iscp_dagster.model.jobs import JobID
 from iscp_dagster.spark import quoting
 from iscp_dagster.spark.session import create_private_session
 from support.lake.delta_tables import FEED, deployment_at
-from support.lake.golden_histories import to_be_written
+from support.lake.golden_histories import WRITER_SETTINGS, to_be_written
 from support.lake.spark_histories import (
     LOOK,
     IndexStep,
@@ -42,10 +42,7 @@ from support.lake.spark_histories import (
 from support.spark.fake_spark import near
 
 AT_ONCE = 4
-SETTINGS = {
-    "spark.databricks.delta.retentionDurationCheck.enabled": "false",
-    # Without a limit, VACUUM and RESTORE list folders in thousands of tasks.
-    "spark.sql.sources.parallelPartitionDiscovery.parallelism": "2",
+SETTINGS = WRITER_SETTINGS | {
     "spark.databricks.delta.schema.autoMerge.enabled": "false",
     "spark.databricks.delta.checkpoint.partSize": "3",
 }

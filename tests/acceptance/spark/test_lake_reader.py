@@ -33,7 +33,7 @@ from iscp_dagster.model.errors import (
 )
 from iscp_dagster.model.moment import Moment
 from support.errors import assert_names, raises_naming
-from support.lake.golden_histories import Kept, Written, to_be_written
+from support.lake.golden_histories import WRITER_SETTINGS, Kept, Written, to_be_written
 from support.spark.fake_spark import run_sql
 
 FEED = {"delta.enableChangeDataFeed": "true"}
@@ -49,9 +49,8 @@ def spark(spark_remote):
     from pyspark.sql.connect.session import SparkSession
 
     session = SparkSession.builder.remote(spark_remote).create()
-    session.conf.set("spark.sql.session.timeZone", "Asia/Kolkata")
-    session.conf.set("spark.databricks.delta.retentionDurationCheck.enabled", "false")
-    session.conf.set("spark.sql.sources.parallelPartitionDiscovery.parallelism", "2")
+    for name, value in (WRITER_SETTINGS | {"spark.sql.session.timeZone": "Asia/Kolkata"}).items():
+        session.conf.set(name, value)
     yield session
     session.stop()
 

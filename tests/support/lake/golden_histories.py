@@ -24,6 +24,12 @@ import pytest
 from support.paths import GOLDEN
 
 WRITE = "ISCP_WRITE_HISTORIES"
+WRITER_SETTINGS = {
+    "spark.databricks.delta.retentionDurationCheck.enabled": "false",
+    # Without a limit, VACUUM and RESTORE list folders in thousands of tasks.
+    "spark.sql.sources.parallelPartitionDiscovery.parallelism": "2",
+}
+"""Settings of a session that writes the tests' tables."""
 _WRITTEN_BY = {"pyspark": version("pyspark"), "delta-spark": version("delta-spark")}
 
 

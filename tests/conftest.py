@@ -18,7 +18,11 @@ from sql_transactions.testing import make_database_factory, run_postgres
 from support.clients import chromium
 from support.paths import ROOT
 from support.services import insert_gate
-from support.services.clickhouse_servers import running_servers
+from support.services.clickhouse_servers import (
+    drop_database,
+    list_databases,
+    running_servers,
+)
 from support.services.fault_proxy import faulty
 from support.services.keeper import running_keeper
 from support.services.object_store import LAKE, leading_to
@@ -93,6 +97,19 @@ def clickhouse_url(tmp_path_factory):
     folder = tmp_path_factory.mktemp("clickhouse")
     with chdb_http.launch(folder / "data", remote_hosts=[insert_gate.ADDRESS]) as server:
         yield server.url
+
+
+@pytest.fixture(autouse=True)
+def drop_databases(request):
+    """Drop what a test makes in the worker's ClickHouse, whose threads look after each table."""
+    if "clickhouse_url" not in request.fixturenames:
+        yield
+        return
+    url = request.getfixturevalue("clickhouse_url")
+    kept = list_databases(url)
+    yield
+    for database in list_databases(url) - kept:
+        drop_database(url, database)
 
 
 @pytest.fixture

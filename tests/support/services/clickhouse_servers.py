@@ -5,6 +5,7 @@ Like other servers of tests they run under a ward, so that they cannot outlive t
 
 from __future__ import annotations
 
+import json
 import subprocess
 import sys
 import urllib.request
@@ -14,6 +15,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from iscp_dagster.clickhouse.connect.endpoint import ClickHouseEndpoint, get_shared_client
+from iscp_dagster.clickhouse.connect.quoting import quote_identifier
 from iscp_dagster.local.stack.ports import find_free_port
 from iscp_dagster.local.supervise import ward
 from support.services import insert_gate
@@ -114,6 +116,24 @@ def running_servers(folder: Path, count: int) -> Iterator[list[Server]]:
     finally:
         for server in servers:
             server.stop()
+
+
+def list_databases(url: str) -> set[str]:
+    """Return the names of the server's databases."""
+    found = _run(url, "SELECT groupArray(name) FROM system.databases FORMAT JSONCompactEachRow")
+    return set(json.loads(found)[0])
+
+
+def drop_database(url: str, name: str) -> None:
+    """Drop a database with its tables."""
+    _run(url, f"DROP DATABASE {quote_identifier(name)}")
+
+
+def _run(url: str, statement: str) -> bytes:
+    asked = urllib.request.Request(url, statement.encode())
+    with urllib.request.urlopen(asked, timeout=60) as answer:
+        body: bytes = answer.read()
+    return body
 
 
 def answers(url: str) -> bool:

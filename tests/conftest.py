@@ -12,17 +12,14 @@ import pytest
 from hypothesis import HealthCheck, settings
 
 import chdb_http
+from iscp_dagster.clickhouse.connect.endpoint import ClickHouseEndpoint
 from iscp_dagster.local.stack.ports import find_free_port
 from iscp_dagster.spark.session import disconnect
 from sql_transactions.testing import make_database_factory, run_postgres
 from support.clients import chromium
 from support.paths import ROOT
 from support.services import insert_gate
-from support.services.clickhouse_servers import (
-    drop_database,
-    list_databases,
-    running_servers,
-)
+from support.services.clickhouse_servers import drop_new_databases, running_servers
 from support.services.fault_proxy import faulty
 from support.services.keeper import running_keeper
 from support.services.object_store import LAKE, leading_to
@@ -106,10 +103,8 @@ def drop_databases(request):
         yield
         return
     url = request.getfixturevalue("clickhouse_url")
-    kept = list_databases(url)
-    yield
-    for database in list_databases(url) - kept:
-        drop_database(url, database)
+    with drop_new_databases(ClickHouseEndpoint.parse(url)):
+        yield
 
 
 @pytest.fixture

@@ -76,6 +76,7 @@ async def test_endpoint_refuses_malformed_streams(
     # The server learns of a stream that was broken off a moment after its peer.
     await until(left_alone)
     before = await count_remains(server.url, duplex=duplex)
+    assert before["streams"] == 1
     files, size = process.num_fds(), process.memory_info().rss
     turns = asyncio.Semaphore(ONCE)
 

@@ -5,7 +5,6 @@ Like other servers of tests they run under a ward, so that they cannot outlive t
 
 from __future__ import annotations
 
-import json
 import subprocess
 import sys
 import urllib.request
@@ -118,22 +117,18 @@ def running_servers(folder: Path, count: int) -> Iterator[list[Server]]:
             server.stop()
 
 
-def list_databases(url: str) -> set[str]:
-    """Return the names of the server's databases."""
-    found = _run(url, "SELECT groupArray(name) FROM system.databases FORMAT JSONCompactEachRow")
-    return set(json.loads(found)[0])
+@contextmanager
+def drop_new_databases(endpoint: ClickHouseEndpoint) -> Iterator[None]:
+    """Drop, at the end of the block, the databases that were made in it."""
+    kept = _list_databases(endpoint)
+    yield
+    for database in _list_databases(endpoint) - kept:
+        endpoint.get_client().command(f"DROP DATABASE {quote_identifier(database)}")
 
 
-def drop_database(url: str, name: str) -> None:
-    """Drop a database with its tables."""
-    _run(url, f"DROP DATABASE {quote_identifier(name)}")
-
-
-def _run(url: str, statement: str) -> bytes:
-    asked = urllib.request.Request(url, statement.encode())
-    with urllib.request.urlopen(asked, timeout=60) as answer:
-        body: bytes = answer.read()
-    return body
+def _list_databases(endpoint: ClickHouseEndpoint) -> set[str]:
+    rows = endpoint.get_client().query("SELECT name FROM system.databases").result_rows
+    return {name for (name,) in rows}
 
 
 def answers(url: str) -> bool:

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import os
 import signal
+import sqlite3
 import subprocess
 import sys
 import threading
 from collections import Counter
+from contextlib import closing
 from itertools import count
 from typing import Any
 
@@ -42,11 +44,12 @@ async def booked(ctx: Context, batch: dict) -> None:
 
 
 def strike() -> None:
-    run, how = STRIKE["run"], STRIKE["how"]
-    os.kill(run.pid, how)
+    # A process that is stopped within a write would lock everybody out of SQLite.
+    with closing(sqlite3.connect(STRIKE["log"], timeout=SECONDS, isolation_level=None)) as log:
+        log.execute("BEGIN IMMEDIATE")
+        os.kill(STRIKE["run"].pid, STRIKE["how"])
+        os.waitid(os.P_PID, STRIKE["run"].pid, os.WSTOPPED | os.WEXITED | os.WNOWAIT)
     STRIKE["done"].set()
-    if how == signal.SIGKILL:
-        run.wait()
 
 
 @pytest.fixture(scope="module")
@@ -67,18 +70,25 @@ def table(live, endpoint, near_spark, tmp_path):
 def begin_run(table, live, endpoint, tmp_path):
     """Give a function that begins a run of both tenants in a process, and has it struck."""
 
+    runs = []
+
     def begin(how):
         paths = (ROOT, ROOT / "tests")
         arguments = (str(tmp_path), table.source.name, endpoint, live.url, *TENANTS)
-        STRIKE.update(how=how, at=("a", 1), done=threading.Event())
+        log = tmp_path / "iscp_log.sqlite"
+        STRIKE.update(how=how, at=("a", 1), done=threading.Event(), log=log)
         STRIKE["run"] = run = subprocess.Popen(
             [sys.executable, invoking_run.__file__, *arguments],
             env={**os.environ, "PYTHONPATH": os.pathsep.join(map(str, paths))},
         )
+        runs.append(run)
         assert STRIKE["done"].wait(SECONDS)
         return run
 
-    return begin
+    yield begin
+    for run in runs:
+        run.kill()
+        run.wait()
 
 
 def insert_rows(table):

@@ -9,6 +9,7 @@ from pyspark.errors.exceptions.connect import SparkConnectException
 from iscp_dagster import FullText, Mirror, Vector, View
 from iscp_dagster.clickhouse.connect.endpoint import ClickHouseEndpoint
 from iscp_dagster.clickhouse.connect.failures import RefusedRowsError
+from iscp_dagster.delta import reader
 from iscp_dagster.delta.read_plans import ReadKind
 from iscp_dagster.delta.spark_errors import wrap_spark_errors
 from iscp_dagster.joblog.iterations import FailedStep
@@ -361,6 +362,30 @@ def test_whatever_else_spark_cannot_read_of_changes(deployment, monkeypatch, num
     table.insert(3)
     code, message = refused(table)
     assert (code, "so it is" in message) == (ReadError.code, True)
+
+
+def test_what_spark_cannot_read_of_one_tenant_makes_it_alone_be_read_whole(deployment, monkeypatch):
+    table = Table.make(deployment, Mirror())
+    for number in (1, 2):
+        for tenant in SEVERAL:
+            table.insert(number, tenant=tenant)
+        if number == 1:
+            table.follow()
+    read_changes = reader.read_changes
+
+    def fail_for_the_first(spark, selection, *args, **options):
+        if SEVERAL[0] in selection.tenants:
+            raise ReadError("so it is")
+        return read_changes(spark, selection, *args, **options)
+
+    monkeypatch.setattr("iscp_dagster.delta.feedscan.plan_feed", lambda *_, **__: None)
+    monkeypatch.setattr("iscp_dagster.delta.reader.read_changes", fail_for_the_first)
+    assert {outcome.tenant: outcome.plan.kind for outcome in table.follow()} == {
+        "a": ReadKind.SNAPSHOT,
+        "b": ReadKind.TAIL,
+        "c": ReadKind.TAIL,
+    }
+    table.check()
 
 
 SEVERAL = ("a", "b", "c")

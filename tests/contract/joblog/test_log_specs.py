@@ -172,6 +172,8 @@ def test_for_all_is_every_tenants_job_and_what_stands(log):
     assert log.pause("zed", name("a")) == (everyones[1],)
     assert log.pause(None, name("a")) == (everyones[0],)
     assert log.resume(None, name("a")) == tuple(everyones)
+    assert log.unregister("zed", name("a"))
+    assert list(log.list_standing()) == [name("a")], "one tenant's end is not everybody's"
     assert log.unregister(None, name("a"))
     assert [job.key for job in log.list_jobs()] == [key("b")]
     assert dict(log.list_standing()) == {}

@@ -56,8 +56,10 @@ def test_a_table_with_an_index_s_name_is_left_out_with_its_views_and_triggers():
 
 
 def test_an_index_with_a_table_s_name_is_left_out_alone():
-    kept = select(TEXT, WORDS)
-    assert list_names(kept) == ["au.words_text", "mirror", "au.words", "mirror"]
+    books = ServiceConsumer("http://127.0.0.1:1", handler="S/h", name="books")
+    large = replace(LARGE, to=[ALERTS])
+    kept = select(TEXT, replace(WORDS, services=[books], triggers=[large]))
+    assert list_names(kept) == ["au.words_text", "mirror", "au.words", "mirror", "large", "books"]
     (error,) = kept.tables[1].left_out
     assert_names(str(error), "au.words_text", "index au.words/text")
     assert kept.tables[0].left_out == ()

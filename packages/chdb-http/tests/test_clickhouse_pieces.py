@@ -1,13 +1,14 @@
 """Searching a text piece by piece finds the same as searching the whole."""
 
 import re
+from contextlib import nullcontext
 from pathlib import Path
 
 import pytest
 from hypothesis import assume, example, given
 from hypothesis import strategies as st
 
-from chdb_http.engine.reach import detect_file_access
+from chdb_http.engine.reach import EXPRESSIONS, detect_file_access
 from chdb_http.sql.errors import EngineError
 from chdb_http.sql.pieces import PIECE, is_found, remove_escapes
 
@@ -71,6 +72,19 @@ def test_no_long_path_leads_outside(inner, call):
 def test_a_statement_that_names_a_file_inside_reads_files(call):
     assert detect_file_access(b"SELECT * FROM " + call, FOLDERS)
     assert not detect_file_access(b"SELECT '" + call.replace(b"'", b'"') + b"'", FOLDERS)
+
+
+@pytest.mark.parametrize(
+    ("statement", "refused"),
+    [
+        (b"SELECT 1 SETTINGS %s = 1", False),
+        (b"SELECT * FROM file('in.csv') SETTINGS %s = 1", True),
+        (b"CREATE VIEW v AS SELECT 1 SETTINGS %s = 1", True),
+    ],
+)
+def test_expressions_in_rows_are_refused_where_a_file_may_be_named(statement, refused):
+    with pytest.raises(EngineError) if refused else nullcontext():
+        detect_file_access(statement % EXPRESSIONS.encode(), FOLDERS)
 
 
 @pytest.mark.parametrize("inner", [b"https://x.example/a?b=c... " * 9_000, b"0.1,0.2," * LONG])

@@ -14,6 +14,7 @@ from iscp_dagster.clickhouse.connect.failures import RefusedRowsError
 from iscp_dagster.clickhouse.tables.index_store import IndexStore
 from iscp_dagster.delta.read_plans import ReadKind
 from iscp_dagster.model.errors import FenceError, IscpError, UnrepeatableError
+from iscp_dagster.model.jobs import NewJob
 from iscp_dagster.sync.iteration.outcomes import RowDelivery
 from support.jobs.log_rows import fail
 from support.lake.delta_tables import Table, one_by_one, rows
@@ -105,17 +106,35 @@ def lose_files(table, tenant="a"):
     lake.vacuum(0, enforce_retention_duration=False, dry_run=False)
 
 
-def test_a_batch_that_cannot_be_read_again_is_set_aside_and_the_rest_goes_on(deployment, dlq):
-    index = Mirror(append=True, errors="dead_letter")
-    table = Table.make(deployment, index, FullText("name", append=True), key=())
+def follow_lost_batch(table):
+    """Have a run die whose changes nobody can read again; return the next iteration's outcomes."""
     table.insert(1)
     table.follow()
     table.insert(2, 3)
     run_until_crash(table, table.iteration("a"), CrashPoint("after", "claim_jobs"))
-    deployment.log.recover_run_jobs({"dead"})
+    table.deployment.log.recover_run_jobs({"dead"})
     lose_files(table)
     table.insert(4)
-    outcomes = table.follow()
+    return table.follow()
+
+
+def test_a_batch_of_an_earlier_registration_is_not_replayed(deployment, dlq):
+    table = Table.make(deployment, Mirror(append=True, errors="dead_letter"), key=())
+    follow_lost_batch(table)
+    (job,) = table.jobs()
+    deployment.log.unregister("a", job.name)
+    again = NewJob(tenant="a", name=job.name, table_id=job.key.table_id, spec=job.spec)
+    deployment.log.register_many([again])
+    code, said = dlq(table, "replay")
+    assert (code, "drop the letter" in said) == (1, True)
+    (letter,) = json.loads(dlq(table, "list", "--json")[1])
+    assert letter["code"] == UnrepeatableError.code
+
+
+def test_a_batch_that_cannot_be_read_again_is_set_aside_and_the_rest_goes_on(deployment, dlq):
+    index = Mirror(append=True, errors="dead_letter")
+    table = Table.make(deployment, index, FullText("name", append=True), key=())
+    outcomes = follow_lost_batch(table)
     # Its sibling may be rebuilt, and is.
     assert {(each.claim.key.job_name, each.plan.kind) for each in outcomes} == {
         ("mirror", ReadKind.TAIL),

@@ -14,6 +14,7 @@ import pytest
 from iscp_dagster.clickhouse.connect.endpoint import ClickHouseEndpoint
 from iscp_dagster.clickhouse.tables.frames import STAGED
 from iscp_dagster.location.assets.io_manager import ClickHouseIOManager
+from iscp_dagster.location.frames import get_database_and_table
 from support.errors import assert_names
 from support.jobs.one_table import Clock, in_memory
 
@@ -64,6 +65,12 @@ def read_totals(manager, database):
 @pytest.fixture
 def database():
     return f"own{next(NUMBERS)}"
+
+
+def test_a_key_of_one_part_is_a_table_of_the_default_database():
+    key = dg.AssetKey("totals")
+    assert get_database_and_table(key, {}) == ("default", "totals")
+    assert get_database_and_table(key, {"schema": "sales"}) == ("sales", "totals")
 
 
 def test_the_partitions_of_a_run_are_replaced_and_can_be_loaded(manager, database):

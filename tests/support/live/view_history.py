@@ -40,6 +40,7 @@ class FakeIndex:
         self.version = 0
         self.values = 0
         self.generation = 0
+        self.table_id = "t"
         self.asked = 0
         self.failures = 0
         self.failure = UnavailableError("ClickHouse is away")
@@ -82,7 +83,7 @@ class FakeIndex:
     def read_watermarks(self, tenants):
         names = [name for name in self.tenants if tenants is None or name in tenants]
         return IndexWatermarks(
-            table_id="t",
+            table_id=self.table_id,
             versions={name: self.tenants[name].watermark for name in names},
             registrations={name: self.tenants[name].registration for name in names},
         )

@@ -188,6 +188,16 @@ def table(tmp_path):
 
 
 class TestPoll:
+    def test_a_commit_that_was_replaced_in_a_store_stays_invalid(self, table):
+        log = open_log(table, StoreFiles)
+        mark = log.poll()
+        assert log.is_latest(mark)
+        log = open_log(table, StoreFiles)
+        (table.path / "_delta_log" / f"{mark.moment.version:020d}.json").unlink()
+        Table(table.path).create()
+        assert not log.is_latest(mark)
+        assert not log.is_latest(mark), "a check that failed is not kept as one that passed"
+
     def test_a_commit_moves_the_mark_and_nothing_else_does(self, table):
         log = table.log()
         first = log.poll()

@@ -19,7 +19,7 @@ from iscp_dagster.delta.arrow import to_arrow_type
 from iscp_dagster.delta.filescan import NotPlainError, plan_tasks
 from iscp_dagster.delta.log.deltalog import DeltaLog
 from iscp_dagster.delta.log.facts import DataFile
-from iscp_dagster.model.declared.schema import Array, DeltaField, Primitive, Struct
+from iscp_dagster.model.declared.schema import Array, DeltaField, Map, Primitive, Struct
 from iscp_dagster.model.errors import FeedGoneError, SourceError, UnreadableError
 from support.errors import raises_naming
 
@@ -342,14 +342,19 @@ def test_rows_that_a_deletion_vector_has_are_not_there(tmp_path, monkeypatch):
 @pytest.mark.parametrize(
     ("value", "culprit"), [({"a": 1, "B": 2}, "'b'"), ({"c": 3}, "struct")], ids=str
 )
-@pytest.mark.parametrize("listed", [False, True])
+@pytest.mark.parametrize("within", ["", "array", "map"])
 def test_a_struct_that_spark_would_read_differently_is_left_to_spark(
-    tmp_path, value, culprit, listed
+    tmp_path, value, culprit, within
 ):
     struct = Struct((DeltaField(name="a", type=LONG), DeltaField(name="b", type=LONG)))
-    column, type_ = ([value], Array(element=struct)) if listed else (value, struct)
+    column, type_ = pa.array([value]), struct
+    if within == "array":
+        column, type_ = pa.array([[value]]), Array(element=struct)
+    elif within == "map":
+        column = pa.array([[("k", value)]], pa.map_(pa.string(), column.type))
+        type_ = Map(key=Primitive("string"), value=struct)
     with raises_naming(NotPlainError, culprit):
-        read(plan_cast(tmp_path / "t", "s", pa.array([column]), type_))
+        read(plan_cast(tmp_path / "t", "s", column, type_))
 
 
 def test_spark_reads_files_elsewhere_vectors_that_were_not_looked_up_and_odd_tables(tmp_path):

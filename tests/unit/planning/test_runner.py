@@ -195,6 +195,7 @@ def test_after_a_restart_only_events_since_are_read_of_tables_at_rest(
         ("us", ["mirror"], -1, 2),
         ("za", BOTH, 1, 2),
     ]
+    assert SensorCursor.parse(sensor.cursor).at_rest == {}
     assert "_examine_table" not in calls
 
 

@@ -338,11 +338,12 @@ async def test_a_snapshot_published_but_not_confirmed_is_a_gap_for_older_positio
     assert isinstance(await get_error(feed, after=old), PositionExpiredError)
 
 
-async def test_another_generation_expires_every_subscriber_and_cursor():
+@pytest.mark.parametrize("change", [{"generation": 1}, {"table_id": "another"}])
+async def test_another_generation_or_table_expires_every_subscriber_and_cursor(change):
     index, feed = await synchronize()
     old, listener = feed.format_cursor(feed.positions), Listener(feed)
     await settle(feed, [listener])
-    index.generation = 1
+    vars(index).update(change)
     index.synchronize("acme", {1})
     await settle(feed, [listener])
     error = await get_error(feed, after=old)

@@ -8,6 +8,7 @@ from hypothesis import strategies as st
 from iscp_dagster.clickhouse.types.type_parser import parse_type
 from iscp_dagster.serve.columns import build_column
 from iscp_dagster.serve.comparing import OPERATORS, fit_comparison
+from iscp_dagster.serve.reads import nearest
 
 TYPES = ("Int8", "UInt16", "Decimal(3, 2)", "Date", "DateTime", "DateTime64(3, 'UTC')")
 
@@ -37,3 +38,10 @@ def test_a_fitted_comparison_means_the_same(comparison):
         return
     assert least <= fitted.value <= most
     assert OPERATORS[fitted.operator](place, fitted.value) is result
+
+
+def test_a_tenant_is_named_exactly_as_its_column_writes_values():
+    names = ("7", "07", "x")
+    number, text = (build_column("customer", parse_type(type_)) for type_ in ("Int64", "String"))
+    assert [name for name in names if nearest._is_tenant_name(number, name)] == ["7"]
+    assert [name for name in names if nearest._is_tenant_name(text, name)] == [*names]

@@ -59,9 +59,10 @@ def test_an_address_loses_its_last_slash_and_a_handler_gives_the_job_its_name():
 
 
 def test_a_consumer_in_a_table_or_on_it_is_the_tables():
-    inside, beside = declare(name="one"), declare(name="two", on=ORDERS)
-    (table,) = build_tables(replace(ORDERS, services=[inside]), inside, beside)
-    assert [each.name for each in table.services] == ["one", "two"]
+    inside, both = declare(name="one"), declare(name="both", on=ORDERS)
+    beside = declare(name="two", on=ORDERS)
+    (table,) = build_tables(replace(ORDERS, services=[inside, both]), inside, both, beside)
+    assert [each.name for each in table.services] == ["one", "both", "two"]
     assert find_parents(table) == {}
 
 

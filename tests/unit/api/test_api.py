@@ -868,6 +868,16 @@ def test_wait_needs_no_job_of_a_later_tenant_or_an_index_that_does_not_register_
     assert jobs.wait("shop.orders", 0, timeout=0) == 0
 
 
+def test_an_index_is_rebuilt_for_all_as_the_kind_that_it_is_declared_with(jobs, source):
+    text = JobID(db="shop", table="orders", job="text")
+    mirrors = replace(jobs, sources=[replace(source, indexes=[Mirror(), Mirror(name="text")])])
+    both = replace(jobs, sources=[replace(source, indexes=[Mirror(), FullText("region")])])
+    commit(source, "eu")
+    mirrors.register_job("eu", text, make_spec(text))
+    both.rebuild_job("*", text)
+    assert both.get_job("eu", text).spec.detail.consumer.type == "text"
+
+
 def test_wait_for_a_tenant_that_is_in_no_log_and_has_no_job_ends_at_once(jobs, source, clock):
     register(jobs, source, "eu")
     with raises_naming(NoSuchJobError, "shop.orders", "tenant 'us'", "eu"):

@@ -194,6 +194,7 @@ def test_nullable_is_not_added_where_the_source_has_no_nulls(source, declared):
         (Array(element=LONG), "Map(Int64, Int64)", ["parts"]),
         (Array(element=LONG), "Ring", ["Point", "hold"]),
         (POINT, "Tuple(Float64)", ["parts"]),
+        (POINT, "Map(Float64, Float64)", ["parts"]),
         (POINT, "Tuple(y Float64, x Float64)", ["x, y"]),
         (Struct((DeltaField(name="x", type=STRING),)), "Tuple(UInt8)", ["UInt8", "hold"]),
         (STRING, "Enum8(", ["end"]),

@@ -11,7 +11,7 @@ from iscp_dagster import Mirror, SourceTable
 from iscp_dagster.clickhouse.write.letters import DeadLetter
 from iscp_dagster.location.assets import maintenance
 from iscp_dagster.location.build import build_shared_definitions
-from iscp_dagster.model.errors import IscpError, SourceError
+from iscp_dagster.model.errors import ConfigError, IscpError, SourceError
 from iscp_dagster.sync.deployment import Deployment
 from iscp_dagster.sync.writing.serving import ServeResult
 from iscp_dagster.upkeep import maintenance as upkeep
@@ -36,9 +36,10 @@ def test_letters_of_an_index_that_raises_stay_and_the_others_are_replayed(monkey
     job = {"tenant": "default", "registration": 1, "from_version": 0, "to_version": 1}
     place = {"task": 0, "chunk": 0, "deleted": False, "version": 1, "epoch": 1}
     reason = {"code": 10210, "reason": "no", "row": "{}", "timestamp": now, "at": now}
-    names = [f"{source.name}/mirror" for source in SOURCES]
+    names = [*(f"{source.name}/mirror" for source in SOURCES), f"{SOURCES[1].name}/vanished"]
     letters = [DeadLetter(id=name, index=name, **job, **place, **reason) for name in names]
-    first, second = replay_letters(in_memory(Clock()), SOURCES, letters)
+    first, second, vanished = replay_letters(in_memory(Clock()), SOURCES, letters)
+    assert type(vanished.error) is ConfigError
     assert type(first.error) is IscpError
     assert_names(str(first.error), "ValueError", "broken")
     assert second.error is errors["shop.second"]

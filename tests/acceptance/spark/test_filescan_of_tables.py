@@ -1,7 +1,11 @@
 """A snapshot read with Arrow equals the one that Spark reads, type by type and row by row."""
 
+import json
+from pathlib import Path
+
 import pyarrow as pa
 import pyarrow.compute
+import pyarrow.parquet as pq
 import pytest
 
 from iscp_dagster import Mirror
@@ -139,3 +143,32 @@ def test_spark_reads_what_arrow_would_read_otherwise(
     table.sql("INSERT INTO {t} (tenant, id) VALUES ('a', 1), ('a', 2)")
     table.sql("DELETE FROM {t} WHERE id = 1")
     assert arrow_rows(table, [each.split()[0] for each in columns.split(", ")], ["a"]) is None
+
+
+def respell_column(table, version, name):
+    """Have the files of a commit name a column in upper case, as other engines may write it."""
+    commit = Path(table.path, "_delta_log", f"{version:020d}.json")
+    actions = [json.loads(line) for line in commit.read_text().splitlines()]
+    for add in (action["add"] for action in actions if "add" in action):
+        file = Path(table.path, add["path"])
+        rows = pq.read_table(file, partitioning=None)
+        pq.write_table(rows.rename_columns({name: name.upper()}), file)
+        file.with_name(f".{file.name}.crc").unlink(missing_ok=True)
+        add["size"] = file.stat().st_size
+    commit.write_text("\n".join(map(json.dumps, actions)))
+    commit.with_name(f".{commit.name}.crc").unlink(missing_ok=True)
+
+
+def test_files_that_arrow_would_read_differently_are_read_through_spark(spark_deployment):
+    table = Table.make(spark_deployment, Mirror())
+    table.insert(1, 2)
+    respell_column(table, 1, "name")
+    assert [each.plan.kind for each in table.follow()] == [ReadKind.SNAPSHOT]
+    table.check()
+    table.insert(3)
+    respell_column(table, 2, "name")
+    assert [each.plan.kind for each in table.follow()] == [ReadKind.TAIL]
+    assert table.query("SELECT id, name FROM {mirror} WHERE name != '' ORDER BY id") == [
+        (id_, f"some words {id_}") for id_ in (1, 2, 3)
+    ]
+    table.check()

@@ -95,6 +95,7 @@ async def test_bytes_after_an_answer_do_not_acknowledge_the_next_event(first):
     timeout = 0.5 if delays else 20.0
     async with posting(lambda _: answers.pop(0), timeout=timeout) as (receiver, sending):
         statuses = [answer.status for answer in await post(sending, 2)]
+        await until(receiver.writers[0].is_closing)
     assert statuses == [None if delays else int(first[9:12]), 500]
     assert [request.connection for request in receiver.requests] == [1, 2]
 

@@ -1,6 +1,7 @@
 """Exchanges over HTTP/1.1 and HTTP/2 with real servers."""
 
 import asyncio
+import contextlib
 from contextlib import ExitStack
 
 import pytest
@@ -157,6 +158,28 @@ async def test_http_1_does_not_fail_for_an_idle_connection_that_the_server_close
             with uvicorn_of(mirror, port=int(server.url.rsplit(":", 1)[1])):
                 _, body = await post(client, server.url, HTTP_1, b"y")
     assert body == b"y"
+
+
+async def test_http_1_repeats_no_request_that_it_sent_in_parts():
+    heads = []
+
+    async def serve(reader, writer):
+        with contextlib.closing(writer):
+            heads.append(await reader.readuntil(b"\r\n\r\n"))
+            if len(heads) == 1:
+                await reader.readexactly(1)
+                writer.write(b"HTTP/1.1 200 OK\r\ncontent-length: 0\r\n\r\n")
+                heads.append(await reader.readuntil(b"\r\n\r\n"))
+
+    async with await asyncio.start_server(serve, "127.0.0.1", 0) as server:
+        url = f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}"
+        async with closing(HttpClient()) as client:
+            await post(client, url, HTTP_1, b"x")
+            async with closing(await open_exchange(client, url, HTTP_1)) as exchange:
+                await exchange.send(b"a part")
+                with raises_naming(DeploymentUnreachableError, url):
+                    await exchange.read_head()
+    assert len(heads) == 2
 
 
 @BOTH

@@ -50,6 +50,7 @@ def test_all_readers_of_one_output_share_one_copy():
     sending = SharedOutputs()
     first, second = (sending.make_response("inv_1", bytes(bytearray(LARGE)), {}) for _ in range(2))
     assert first.output is second.output
+    assert first.status_code == second.status_code == 200
     other = sending.make_response("inv_2", bytes(bytearray(LARGE)), {})
     assert other.output is not first.output
     del first

@@ -1,11 +1,13 @@
 """Streams that break the protocol, sent to a real server: each is refused, none leaves anything."""
 
 import asyncio
+import sys
 from random import Random
 
 import psutil
 import pytest
 
+from support.invocations.asgi_process import PROJECT_SERVICES, served, uvicorn
 from support.invocations.scenarios import until
 from support.peers.protocol_peer import Peer
 from support.peers.runtime_breaches import BREACHES
@@ -57,14 +59,18 @@ def check_refusal(breach, answer):
 
 @pytest.mark.parametrize("each", [5, pytest.param(50, marks=pytest.mark.soak)])
 @pytest.mark.parametrize(
-    ("server_name", "duplex"),
-    [("endpoint", False), ("endpoint", True), ("endpoint_of_uvicorn", False)],
+    ("options", "duplex"),
+    [((), False), ((), True), ((uvicorn,), False)],
     ids=["exchange", "duplex", "uvicorn"],
 )
-async def test_endpoint_refuses_malformed_streams(
-    request, record_property, server_name, duplex, each
-):
-    chance, server = Random(duplex), request.getfixturevalue(server_name)
+async def test_endpoint_refuses_malformed_streams(record_property, tmp_path, options, duplex, each):
+    # No other test has streams there.
+    with served(sys.executable, PROJECT_SERVICES, tmp_path, *options) as server:
+        await check_endpoint(record_property, server, duplex, each)
+
+
+async def check_endpoint(record_property, server, duplex, each):
+    chance = Random(duplex)
     breaches = [breach(chance) for _ in range(each) for breach in BREACHES]
     process, written = psutil.Process(server.process.pid), len(server.output)
     for breach in breaches[:10]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Iterable, Mapping, Sequence
 from datetime import datetime, timezone
+from functools import lru_cache
 from typing import Any
 
 import sqlalchemy as sa
@@ -29,12 +30,20 @@ def build_rows_table(
     if dialect.name == "postgresql":
         records = sa.func.jsonb_to_recordset(sa.cast(parameter, JSONB))
         return records.table_valued(*record_columns, name="given").render_derived(with_types=True)
-    value = sa.func.json_each(parameter).table_valued("value", name="each").c.value
-    values = [
-        sa.func.json_extract(value, f"$.{column.name}").label(column.name)
-        for column in record_columns
-    ]
-    return sa.select(*values).subquery("given")
+    rows_source = sa.func.json_each(parameter).table_valued("value", name="each")
+    names = tuple(column.name for column in record_columns)
+    return sa.select(*_select_json_values(names)).select_from(rows_source).subquery("given")
+
+
+@lru_cache
+def _select_json_values(names: tuple[str, ...]) -> tuple[sa.Label[Any], ...]:
+    """The values of a JSON object by name; built once, as building them costs more than the query.
+
+    The names are those of columns in the code, which need no quoting.
+    """
+    return tuple(
+        sa.literal_column(f"json_extract(each.value, '$.{name}')").label(name) for name in names
+    )
 
 
 def make_insert(dialect: sa.Dialect, table: sa.Table) -> sqlite.Insert | postgresql.Insert:

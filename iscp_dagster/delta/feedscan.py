@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 from iscp_dagster.delta import checks, filescan
 from iscp_dagster.delta.log.commit import FeedFile
-from iscp_dagster.delta.log.facts import TableFacts, UnreadableValue
+from iscp_dagster.delta.log.facts import TableFacts, UnreadableValue, is_outside_table
 from iscp_dagster.model.declared import schema
 from iscp_dagster.model.moment import Moment
 
@@ -135,7 +135,7 @@ def plan_feed(
     *,
     output: Sequence[str],
     identity: Sequence[str],
-    tenant_column: str | None,
+    tenant_filter: filescan.TenantFilter | None,
     keyed: bool,
 ) -> FeedScan | None:
     """The scan of these files of the feed, or None where Spark must read them.
@@ -143,7 +143,7 @@ def plan_feed(
     It runs in one task, in memory: for few rows. Spark must read files that do not hold the rows as
     they are (`filescan.can_arrow_read`), and rows that it orders or compares differently.
     """
-    feed_rows = plan_rows(location, facts, feed, [*output, *identity], tenant_column)
+    feed_rows = plan_rows(location, facts, feed, [*output, *identity], tenant_filter)
     if feed_rows is None:
         return None
     types = {field.name: field.type for field in feed_rows.reader.fields}
@@ -154,7 +154,7 @@ def plan_feed(
         files=feed_rows.files,
         output=tuple(output),
         identity=tuple(identity),
-        tenant_column=tenant_column,
+        tenant_column=tenant_filter.column if tenant_filter else None,
         keyed=keyed,
     )
 
@@ -164,13 +164,15 @@ def plan_rows(
     facts: TableFacts,
     feed: Sequence[tuple[Moment, FeedFile]],
     columns: Sequence[str],
-    tenant_column: str | None,
+    tenant_filter: filescan.TenantFilter | None,
 ) -> FeedRows | None:
     """How to read these columns of these files of the feed; None where Spark must read them."""
-    reader = filescan.make_parquet_reader(location, facts, list(dict.fromkeys(columns)))
-    if reader is None or any(filescan.is_outside_table(file.path) for _, file in feed):
+    names = list(dict.fromkeys(columns))
+    reader = filescan.make_parquet_reader(location, facts, names, tenant_filter)
+    if reader is None or any(is_outside_table(file.path) for _, file in feed):
         return None
     partitioned = [f for f in reader.fields if f.name in facts.metadata.partition_columns]
+    tenant_column = tenant_filter.column if tenant_filter else None
     commit_files = tuple(
         _build_commit_file(at, file, partitioned, tenant_column) for at, file in feed
     )

@@ -19,7 +19,14 @@ from urllib.parse import unquote
 
 from iscp_dagster.delta import arrow
 from iscp_dagster.delta.checks import TENANT_TYPES
-from iscp_dagster.delta.log.facts import VECTORS, DataFile, RowNumbers, TableFacts, UnreadableValue
+from iscp_dagster.delta.log.facts import (
+    VECTORS,
+    DataFile,
+    RowNumbers,
+    TableFacts,
+    UnreadableValue,
+    is_outside_table,
+)
 from iscp_dagster.delta.log.files import STORES, get_store_settings, open_store, to_local_path
 from iscp_dagster.delta.log.storage_errors import STORE_FAILED, translate_data_error
 from iscp_dagster.model.declared.schema import Array, DeltaField, DeltaType, Map, Struct
@@ -64,6 +71,27 @@ class Slice:
 
 
 @dataclass(frozen=True, kw_only=True)
+class TenantFilter:
+    """Selects the rows of these tenants from files that have rows of others."""
+
+    column: str
+    tenants: frozenset[str]
+
+    def select_rows(self, rows: pa.RecordBatch) -> pa.RecordBatch:
+        import pyarrow as pa
+        import pyarrow.compute as pc
+
+        names = pc.cast(rows[self.column], pa.string())
+        return rows.filter(pc.is_in(names, value_set=self._names))
+
+    @cached_property
+    def _names(self) -> pa.Array:
+        import pyarrow as pa
+
+        return pa.array(sorted(self.tenants), pa.string())
+
+
+@dataclass(frozen=True, kw_only=True)
 class ParquetReader:
     """The `fields` of the Parquet files of the table at `location`, a folder or a store's URL."""
 
@@ -71,6 +99,8 @@ class ParquetReader:
     fields: tuple[DeltaField, ...]
     options: Mapping[str, str] = field(default_factory=dict, repr=False)
     """The store's options, as deltalake takes them."""
+    tenant_filter: TenantFilter | None = None
+    """None: all rows."""
 
     def build_schema(self) -> pa.Schema:
         """The schema of the batches read."""
@@ -94,7 +124,12 @@ class ParquetReader:
         try:
             for piece in _make_fragments(*self._open_slice(slice_), slice_, fill_partition=plain):
                 self._check_reads_alike(piece, slice_)
-                yield from self._scan_plain(piece) if plain else self._scan_by_column(piece, slice_)
+                rows = self._scan_plain(piece) if plain else self._scan_by_column(piece, slice_)
+                yield from (
+                    rows
+                    if self.tenant_filter is None
+                    else map(self.tenant_filter.select_rows, rows)
+                )
         except FileNotFoundError as error:
             raise FeedGoneError(
                 f"{self.location}: {slice_.path} is gone, so this version can no longer be "
@@ -197,10 +232,19 @@ class FileScan:
 
 
 def plan_tasks(
-    location: str, facts: TableFacts, files: Sequence[DataFile], columns: Sequence[str], least: int
+    location: str,
+    facts: TableFacts,
+    files: Sequence[DataFile],
+    columns: Sequence[str],
+    least: int,
+    *,
+    tenant_filter: TenantFilter | None = None,
 ) -> FileScan | None:
-    """The scan of `files` in at least `least` tasks; None where Spark must read the table."""
-    reader = make_parquet_reader(location, facts, columns)
+    """The scan of `files` in at least `least` tasks; None where Spark must read the table.
+
+    `files` are those of the tenants, if the table is partitioned by them.
+    """
+    reader = make_parquet_reader(location, facts, columns, tenant_filter)
     if reader is None or any(is_outside_table(file.path) for file in files):
         return None
     names = set(facts.metadata.partition_columns).intersection(columns)
@@ -214,15 +258,25 @@ def plan_tasks(
 
 
 def make_parquet_reader(
-    location: str, facts: TableFacts, columns: Sequence[str]
+    location: str,
+    facts: TableFacts,
+    columns: Sequence[str],
+    tenant_filter: TenantFilter | None = None,
 ) -> ParquetReader | None:
-    """How to read the table's files; None where Spark must, also for stores not in `STORES`."""
+    """How to read the table's files; None where Spark must, also for stores not in `STORES`.
+
+    The filter is left out where partition values name the tenant: then files are selected.
+    """
     folder, scheme = to_local_path(location), location.partition("://")[0]
     fields = tuple(next(f for f in facts.fields if f.name == name) for name in columns)
     if not (folder or scheme in STORES) or not can_arrow_read(facts, fields):
         return None
     options = {} if folder else get_store_settings(os.environ)
-    return ParquetReader(location=folder or location, fields=fields, options=options)
+    if tenant_filter and tenant_filter.column in facts.metadata.partition_columns:
+        tenant_filter = None
+    return ParquetReader(
+        location=folder or location, fields=fields, options=options, tenant_filter=tenant_filter
+    )
 
 
 def can_arrow_read(facts: TableFacts, fields: Sequence[DeltaField]) -> bool:
@@ -236,11 +290,6 @@ def can_arrow_read(facts: TableFacts, fields: Sequence[DeltaField]) -> bool:
         and all(arrow.is_known(f.type) and not f.padded for f in fields)
         and all(str(f.type) in TENANT_TYPES for f in fields if f.name in partitioned)
     )
-
-
-def is_outside_table(path: str) -> bool:
-    """Whether the file is outside the table's folder, as those of a shallow clone are."""
-    return path.startswith("/") or ":" in path.partition("/")[0]
 
 
 def _slice_files(files: Sequence[DataFile], columns: Sequence[str]) -> Iterator[tuple[int, Slice]]:

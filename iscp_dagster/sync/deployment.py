@@ -110,7 +110,11 @@ class Deployment:
 
     def make_delta_log(self, source: SourceTable) -> DeltaLog:
         """The Delta log of the table, read without Spark."""
-        return DeltaLog(self.get_table_path(source), source.tenant)
+        return DeltaLog(
+            self.get_table_path(source),
+            source.tenant,
+            tenant_in_rows=source.buckets is not None,
+        )
 
     def make_index_store(
         self,

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any, ClassVar, Protocol
 
 from iscp_dagster.clickhouse.connect.quoting import quote_identifier
 from iscp_dagster.clickhouse.kinds.searching import Neighbourhood, Search
@@ -73,6 +73,9 @@ class IndexKind(Index):
 
     Instances are sent to Spark's executors, where `fit_rows` runs: install the module there too.
     """
+
+    shares_skip_indexes: ClassVar[bool] = True
+    """Whether its INDEX clauses serve tenants that share a partition."""
 
     @property
     def image_source(self) -> ImageSource | None:

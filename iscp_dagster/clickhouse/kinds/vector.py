@@ -54,6 +54,8 @@ class Vector(IndexKind):
     """HNSW's ef_construction: candidates while building."""
     kind: ClassVar[str] = "vector"
     view_suffixes: ClassVar[tuple[str, ...]] = (NEAREST, DISTANCES)
+    # Filtered by tenant, the candidates of a graph of many tenants have few of a small one's.
+    shares_skip_indexes: ClassVar[bool] = False
 
     METRICS: ClassVar[Mapping[str, str]] = {"cosine": "cosineDistance", "l2": "L2Distance"}
 

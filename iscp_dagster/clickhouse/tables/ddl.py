@@ -28,6 +28,7 @@ from iscp_dagster.clickhouse.write.chunks import FEWEST_TASKS, MOST_CHUNKS
 from iscp_dagster.model.declared.kinds import list_view_suffixes
 from iscp_dagster.model.declared.names import view_name
 from iscp_dagster.model.declared.schema import (
+    BUCKET,
     DELETED,
     SYSTEM_COLUMNS,
     TIMESTAMP,
@@ -35,6 +36,7 @@ from iscp_dagster.model.declared.schema import (
     DeltaField,
     Primitive,
 )
+from iscp_dagster.model.declared.sharding import DEFAULT_HASH
 from iscp_dagster.model.declared.tables import SourceTable
 from iscp_dagster.model.errors import SchemaError
 
@@ -58,7 +60,7 @@ VIRTUAL_COLUMNS = (
     "_table",
 )
 """ClickHouse's virtual columns of a MergeTree; a column of such a name would hide one."""
-RESERVED_COLUMNS = frozenset((*SYSTEM_COLUMNS, *VIRTUAL_COLUMNS))
+RESERVED_COLUMNS = frozenset((*SYSTEM_COLUMNS, BUCKET, *VIRTUAL_COLUMNS))
 
 TENANT_TYPES = (
     "String",
@@ -180,7 +182,11 @@ class IndexShape:
         """The columns that say which shard a row lies on."""
         return tuple(self.index.placement.key) if self.index.placement else ()
 
-    def _list_sort_columns(self) -> tuple[str, ...]:
+    @property
+    def sort_columns(self) -> tuple[str, ...]:
+        """The columns that order the rows; unless they are only appended, no two rows agree in them
+        all.
+        """
         if self.index.append:
             return (*self.identity_columns, VERSION)
         return (*self.identity_columns, *self.index.list_extra_sort_columns())
@@ -204,12 +210,20 @@ class IndexShape:
     def _column_types(self) -> Mapping[str, str]:
         columns = {name: str(column.type) for name, column in self.stored_types.items()}
         flags = dict.fromkeys(self.flags, "Bool")
-        return {**columns, **flags, **_SYSTEM_TYPES, **self.index.list_system_columns()}
+        bucket = {BUCKET: "UInt16"} if self.source.buckets else {}
+        return {**columns, **flags, **_SYSTEM_TYPES, **bucket, **self.index.list_system_columns()}
 
     def render_column(self, name: str, type_: str) -> str:
         """Return how the column is declared; rows from before it was added have nulls there."""
         default = " DEFAULT true" if name in self.flags else ""
+        default = f" DEFAULT {self._render_bucket()}" if name == BUCKET else default
         return f"{quote_identifier(name)} {type_}{default}"
+
+    def _render_bucket(self) -> str:
+        """Return the bucket of a row's tenant, by the hash that spreads rows over shards."""
+        return (
+            f"{DEFAULT_HASH}({quote_identifier(self.source.tenant or '')}) % {self.source.buckets}"
+        )
 
     def _resolve_stored_type(self, field: DeltaField) -> StoredType:
         type_, requested = (
@@ -247,6 +261,7 @@ class IndexShape:
             **self.index.extend_definition(self.fields),
             **source,
         }
+        definition |= {"buckets": self.source.buckets} if self.source.buckets else {}
         # Tables made before there were rules have none in their definition.
         rules = nulls.list_null_rules(self.source, self.index)
         definition |= {"nulls": rules} if rules else {}
@@ -331,12 +346,13 @@ class IndexShape:
 
     def _render_create_table(self, barrier: Barrier | None) -> str:
         types, comments = self.get_column_types(), {f.name: f.comment for f in self.fields}
+        has_skip_indexes = not self.source.buckets or self.index.shares_skip_indexes
         parts = [
             *(
                 self.render_column(name, type_) + _render_comment(comments.get(name))
                 for name, type_ in types.items()
             ),
-            *self.index.list_skip_indexes(),
+            *(self.index.list_skip_indexes() if has_skip_indexes else ()),
             *([barrier.render_constraint(self.source.tenant)] if barrier else []),
         ]
         body, table = ",\n    ".join(parts), self.qualify_name(self.rows)
@@ -347,11 +363,12 @@ class IndexShape:
         )
 
     def _render_layout(self) -> str:
-        partition = quote_identifier(self.source.tenant) if self.source.tenant else "tuple()"
+        column = BUCKET if self.source.buckets else self.source.tenant
+        partition = quote_identifier(column) if column else "tuple()"
         window = {"non_replicated_deduplication_window": DEDUPLICATION_WINDOW}
         return (
             f"PARTITION BY {partition} ORDER BY "
-            f"({', '.join(map(quote_identifier, self._list_sort_columns()))})\n"
+            f"({', '.join(map(quote_identifier, self.sort_columns))})\n"
             f"SETTINGS {render_settings(window | {**self.index.get_table_settings()})}"
         )
 

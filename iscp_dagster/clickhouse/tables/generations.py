@@ -6,7 +6,8 @@ Needs nothing from the source, which may be gone.
 from __future__ import annotations
 
 import re
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from importlib.metadata import version
 from typing import Any
@@ -16,9 +17,11 @@ from iscp_dagster.clickhouse.connect.endpoint import ClickHouseEndpoint
 from iscp_dagster.clickhouse.connect.portions import split_names
 from iscp_dagster.clickhouse.connect.quoting import quote_identifier, quote_string
 from iscp_dagster.clickhouse.connect.table_barrier import TableBarrier
+from iscp_dagster.clickhouse.tables.buckets import render_attachments, render_tombstones
 from iscp_dagster.clickhouse.tables.ddl import MADE_BY, SETTINGS, format_table_name
 from iscp_dagster.clickhouse.tables.staging import ATTEMPT, make_attempt_id
 from iscp_dagster.model.declared.kinds import list_view_suffixes
+from iscp_dagster.model.declared.schema import BUCKET
 
 _TABLE = re.compile(
     rf"(?P<view>.+)__(?P<role>rows|staging)(_(?P<generation>[1-9][0-9]*))?(_{ATTEMPT})?"
@@ -69,36 +72,76 @@ class IndexGenerations:
         later.
         """
         for table, generation in self.list_tables().items():
-            served = _get_role(table) == "rows"
-            if served:
-                self.get_barrier(table, column).reject_earlier_inserts(tenants)
+            if _get_role(table) == "staging":
+                self.drop_staged_tenants(table, column, tenants)
+                continue
+            epoch = self.get_barrier(table, column).reject_earlier_inserts(tenants)
             partitions = self._list_partitions(table, column, tenants)
-            if served and partitions:
-                self._clear_partitions(table, generation, partitions)
+            if partitions and self._is_shared(table):
+                self._delete_tenants(table, generation, column, tenants, epoch)
             elif partitions:
-                self._alter_partitions(table, "DROP PARTITION ID", partitions)
+                self._clear_partitions(table, generation, partitions)
+
+    def drop_staged_tenants(self, table: str, column: str | None, tenants: Collection[str]) -> None:
+        """Drop these tenants' rows from the table of an attempt, so that it cannot publish them.
+
+        If it has tenants in shared partitions, this drops the table if it has rows of any: its run
+        then fails to publish the others, too, and builds them again.
+        """
+        partitions = self._list_partitions(table, column, tenants)
+        if partitions and self._is_shared(table):
+            self.drop_staging(table)
+        elif partitions:
+            self._alter_partitions(table, "DROP PARTITION ID", partitions)
+
+    def _is_shared(self, table: str) -> bool:
+        """Whether tenants share the table's partitions."""
+        return BUCKET in self._list_columns(table)
+
+    def _delete_tenants(
+        self, table: str, generation: int, column: str | None, tenants: Collection[str], epoch: int
+    ) -> None:
+        """Attach tombstones for the tenants' rows, from a temporary table of this call."""
+        assert column is not None
+        name = quote_identifier(self.database, table)
+        with self._make_temporary_table(table, generation) as temporary:
+            source = quote_identifier(self.database, temporary)
+            condition = f"toString({quote_identifier(column)}) IN {{tenants:Array(String)}}"
+            columns = self._list_columns(table)
+            for portion in split_names(sorted(tenants)):
+                self._run_statement(
+                    render_tombstones(source, name, columns, condition),
+                    build_epoch_settings(self.database, table, epoch),
+                    tenants=portion,
+                )
+            partitions = self._query_names(f"SELECT DISTINCT _partition_id FROM {source}")
+            for statement in render_attachments(name, source, sorted(partitions)):
+                self._run_statement(statement, build_epoch_settings(self.database, table))
 
     def _clear_partitions(self, table: str, generation: int, partitions: Sequence[str]) -> None:
         """Replace the partitions by empty ones, from a temporary table of this call."""
-        empty = self._make_temporary_name(generation)
-        name, source = (
-            quote_identifier(self.database, table),
-            quote_identifier(self.database, empty),
-        )
-        self._run_statement(f"CREATE TABLE {source} AS {name}", SETTINGS)
-        try:
+        with self._make_temporary_table(table, generation) as empty:
             self._alter_partitions(
                 table,
                 "REPLACE PARTITION ID",
                 partitions,
-                f" FROM {source}",
+                f" FROM {quote_identifier(self.database, empty)}",
                 {
                     "allow_replace_partition_from_empty_source": 1,
                     **build_epoch_settings(self.database, table),
                 },
             )
+
+    @contextmanager
+    def _make_temporary_table(self, table: str, generation: int) -> Iterator[str]:
+        """Give an empty table like `table`, under a name that only this call knows."""
+        name = self._make_temporary_name(generation)
+        like, temporary = (quote_identifier(self.database, each) for each in (table, name))
+        self._run_statement(f"CREATE TABLE {temporary} AS {like}", SETTINGS)
+        try:
+            yield name
         finally:
-            self._drop_table(empty)
+            self._drop_table(name)
 
     def _alter_partitions(
         self,
@@ -214,9 +257,12 @@ class IndexGenerations:
             result = self.endpoint.get_client().query(query, parameters=parameters)
         return [str(name) for (name,) in result.result_rows]
 
-    def _run_statement(self, statement: str, settings: Mapping[str, Any] | None = None) -> None:
+    def _run_statement(
+        self, statement: str, settings: Mapping[str, Any] | None = None, **parameters: object
+    ) -> None:
         with self.endpoint.translate_errors(statement):
-            self.endpoint.get_client().command(statement, settings=dict(settings or {}))
+            client = self.endpoint.get_client()
+            client.command(statement, parameters=parameters, settings=dict(settings or {}))
 
 
 def is_table_of(view: str, name: str) -> bool:

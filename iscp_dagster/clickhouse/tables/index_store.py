@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Collection, Mapping, Sequence
-from contextlib import suppress
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -17,6 +17,7 @@ from iscp_dagster.clickhouse.connect.external import build_external_data
 from iscp_dagster.clickhouse.connect.portions import split_names
 from iscp_dagster.clickhouse.connect.quoting import quote_identifier, quote_string
 from iscp_dagster.clickhouse.connect.table_barrier import TableBarrier
+from iscp_dagster.clickhouse.tables.buckets import render_attachments, render_tombstones
 from iscp_dagster.clickhouse.tables.ddl import SETTINGS, IndexShape
 from iscp_dagster.clickhouse.tables.generations import IndexGenerations, parse_generation
 from iscp_dagster.clickhouse.tables.ownership import (
@@ -24,7 +25,7 @@ from iscp_dagster.clickhouse.tables.ownership import (
     check_owned,
     find_existing_tables,
 )
-from iscp_dagster.clickhouse.tables.staging import find_leftover_tables
+from iscp_dagster.clickhouse.tables.staging import find_leftover_tables, repeat_attempt_id
 from iscp_dagster.clickhouse.types.nulls import format_flag_name
 from iscp_dagster.clickhouse.types.type_parser import parse_type
 from iscp_dagster.clickhouse.types.widening import can_widen, is_same_type, keep_old_fields
@@ -39,6 +40,9 @@ from iscp_dagster.model.declared.tables import DEFAULT_TENANT
 from iscp_dagster.model.errors import IscpError, KeyColumnError, SchemaError
 from iscp_dagster.model.jobs import JobID
 from iscp_dagster.model.moment import HistoryStart, Moment
+
+_SENT = "tenants"
+"""The external table of the tenants that a statement is for."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -212,7 +216,13 @@ class IndexStore:
     def find_replaced_tenants(self, tenants: Collection[str], version: int) -> frozenset[str]:
         """Return the tenants whose rows are all later than `version`, as a snapshot leaves them."""
         old_count = f"countIf({quote_identifier(VERSION)} <= {{version:Int64}})"
-        counts = self._count_by_tenant(old_count, self.shape.rows, tenants, version=version)
+        counts = self._count_by_tenant(
+            old_count,
+            self.shape.rows,
+            tenants,
+            final=bool(self.shape.source.buckets),
+            version=version,
+        )
         return frozenset(tenant for tenant, (count,) in counts.items() if not count)
 
     @property
@@ -251,8 +261,7 @@ class IndexStore:
             if table in leftovers:
                 self.data.drop_staging(table)
             else:
-                for portion in split_names(sorted(tenants)):
-                    self._alter_partitions(table, "DROP PARTITION", portion)
+                self.data.drop_staged_tenants(table, self.shape.source.tenant, tenants)
         return store
 
     def create_staging_table(self) -> None:
@@ -286,9 +295,26 @@ class IndexStore:
     ) -> Mapping[str, IscpError]:
         """Put the staged tenants in place of the served ones; `rows` has their numbers of rows.
 
-        Atomic for readers of each tenant: `REPLACE PARTITION`. Returns an error for each tenant
-        that ClickHouse refused. Check them first with `find_staged_errors`. Empty tenants are
-        replaced too: a delayed `DROP PARTITION` would drop rows that came later. Raises IscpError.
+        Atomic for readers of each tenant. Returns an error for each tenant that ClickHouse refused.
+        Check them first with `find_staged_errors`. Raises IscpError.
+        """
+        if self.shape.source.buckets:
+            refused = self._publish_in_buckets(rows, version)
+        else:
+            refused = self._replace_partitions(rows)
+        if self._is_served():
+            self.ensure_views()
+        if self._keeps_dead_letters:
+            rebuilt = {tenant: registrations[tenant] for tenant in rows if tenant not in refused}
+            self._dead_letters.drop_earlier_builds(
+                self.make_target(staged=False), rebuilt, version=version
+            )
+        return refused
+
+    def _replace_partitions(self, rows: Mapping[str, int]) -> dict[str, IscpError]:
+        """Replace each tenant's partition.
+
+        Also if it is empty: a delayed `DROP PARTITION` would drop rows that came later.
         """
         source = f" FROM {self.shape.qualify_name(self.staging)}"
         refused: dict[str, IscpError] = {}
@@ -300,14 +326,105 @@ class IndexStore:
                 refused |= self._try_alter(
                     self.shape.rows, "REPLACE PARTITION", portion, source, settings
                 )
-        if self._is_served():
-            self.ensure_views()
-        if self._keeps_dead_letters:
-            rebuilt = {tenant: registrations[tenant] for tenant in rows if tenant not in refused}
-            self._dead_letters.drop_earlier_builds(
-                self.make_target(staged=False), rebuilt, version=version
-            )
         return refused
+
+    def _publish_in_buckets(self, tenants: Collection[str], version: int) -> dict[str, IscpError]:
+        """Add the staged rows of these tenants to the served ones, with tombstones for the rest."""
+        versions = self._count_by_tenant(
+            f"max({quote_identifier(VERSION)})", self.shape.rows, tenants
+        )
+        refused = self._find_later_rows(versions, version)
+        published = sorted(set(tenants) - refused.keys())
+        if not published:
+            return refused
+        with self._select_staged(published) as table:
+            source = self.shape.qualify_name(table)
+            if versions:
+                self._stage_tombstones(table, published)
+            partitions = self._list_partitions(source)
+            settings = build_epoch_settings(self.shape.database, self.shape.rows)
+            for statement in render_attachments(self.shape.all_rows, source, partitions):
+                self._run_statement(statement, None, **settings)
+        return refused
+
+    def _list_partitions(self, table: str) -> list[str]:
+        query = f"SELECT DISTINCT _partition_id FROM {table} ORDER BY 1"
+        with self.endpoint.translate_errors("list the staged partitions"):
+            result = self.endpoint.get_client().query(query, settings=self.endpoint.read_settings)
+        return [str(id_) for (id_,) in result.result_rows]
+
+    def _find_later_rows(
+        self, versions: Mapping[str, tuple[Any, ...]], version: int
+    ) -> dict[str, IscpError]:
+        """Return an error for each tenant with rows of a later version, which `version` cannot
+        replace: of two rows of a key the later one is served.
+        """
+        if VERSION in self.shape.sort_columns:
+            return {}
+        return {
+            tenant: SchemaError(
+                f"Index {self._index_name}, tenant {tenant!r}: it has rows of version {latest}, "
+                f"and the source is at version {version}: the table was recreated, or its log "
+                f"restored. {self._remedy}"
+            )
+            for tenant, (latest,) in versions.items()
+            if latest > version
+        }
+
+    @contextmanager
+    def _select_staged(self, tenants: Collection[str]) -> Iterator[str]:
+        """Give the staging table, or a copy of only these tenants if it has others as well."""
+        staged = self.shape.qualify_name(self.staging)
+        others = f"SELECT 1 FROM {staged} WHERE NOT ({self._is_selected}) LIMIT 1"
+        with self.endpoint.translate_errors("look for other staged tenants"):
+            result = self.endpoint.get_client().query(
+                others, external_data=_send_tenants(tenants), settings=self.endpoint.read_settings
+            )
+        if not result.result_rows:
+            yield self.staging
+            return
+        copy = replace(self, attempt=repeat_attempt_id(self.attempt))
+        copy.create_staging_table()
+        try:
+            names = ", ".join(map(quote_identifier, self.shape.get_column_types()))
+            selected = f"SELECT {names} FROM {staged} WHERE {self._is_selected}"
+            table = self.shape.qualify_name(copy.staging)
+            self._stage_rows(f"INSERT INTO {table} ({names}) {selected}", tenants)
+            yield copy.staging
+        finally:
+            copy.drop_staging_table()
+
+    def _stage_tombstones(self, table: str, tenants: Collection[str]) -> None:
+        """Stage a tombstone for each of these tenants' served rows that is not staged."""
+        key = ", ".join(map(quote_identifier, self.shape.sort_columns))
+        staged = self.shape.qualify_name(table)
+        condition = f"{self._is_selected} AND ({key}) NOT IN (SELECT {key} FROM {staged})"
+        columns = list(self.shape.get_column_types())
+        self._stage_rows(
+            render_tombstones(staged, self.shape.all_rows, columns, condition), tenants
+        )
+
+    def _stage_rows(self, statement: str, tenants: Collection[str]) -> None:
+        """Run an INSERT into a staging table that selects rows of these tenants."""
+        settings = build_epoch_settings(self.shape.database, self.staging, self.epochs.rows)
+        with self.endpoint.translate_errors(_shorten_statement(statement)):
+            self.endpoint.get_client().command(
+                statement,
+                external_data=_send_tenants(tenants),
+                settings={**SETTINGS, "max_partitions_per_insert_block": 0, **settings},
+            )
+
+    @property
+    def _is_selected(self) -> str:
+        """The condition that a row's tenant is one of those sent."""
+        column = self.shape.source.tenant or ""
+        return f"{quote_identifier(column)} IN (SELECT value FROM {self._sent_tenants})"
+
+    @property
+    def _sent_tenants(self) -> str:
+        """The tenants sent with a query, by name and as the tenant column's value."""
+        type_ = str(parse_type(self.shape.get_column_types()[self.shape.source.tenant or ""]).bare)
+        return f"(SELECT tenant, CAST(tenant, {quote_string(type_)}) AS value FROM {_SENT})"
 
     def stage_history_starts(
         self, tenants: Collection[str], at: Moment, gap: Sequence[str] = ()
@@ -412,7 +529,7 @@ class IndexStore:
             f"countIf({quote_identifier(VERSION)} > {{after:UInt64}} AND "
             f"{quote_identifier(VERSION)} <= {{upto:UInt64}})"
         )
-        bounds = {"after": range_.from_.version, "upto": range_.to.version}
+        bounds: dict[str, Any] = {"after": range_.from_.version, "upto": range_.to.version}
         counts = self._count_by_tenant(in_range, self.shape.rows, row_counts, **bounds)
         errors: dict[str, failures.LostRowsError | failures.DoubledRowsError] = {}
         for tenant, number in row_counts.items():
@@ -595,27 +712,31 @@ class IndexStore:
             client.command(statement, parameters=parameters, settings=SETTINGS | settings)
 
     def _count_by_tenant(
-        self, counted: str, table: str, tenants: Collection[str], **parameters: Any
+        self,
+        counted: str,
+        table: str,
+        tenants: Collection[str],
+        *,
+        final: bool = False,
+        **parameters: Any,
     ) -> dict[str, tuple[Any, ...]]:
-        """Return the `counted` values of each tenant that has rows in the table."""
+        """Return the `counted` values of each tenant that has rows in the table.
+
+        If `final`, leave out rows that were replaced or deleted.
+        """
         column = self.shape.source.tenant
-        rows = f"FROM {self.shape.qualify_name(table)}"
+        rows = f"FROM {self.shape.qualify_name(table)}{' FINAL' if final else ''}"
         counts, tenant_table = f"tuple({counted}) AS counts", None
         query = f"SELECT {quote_string(DEFAULT_TENANT)}, {counts} {rows} HAVING count() > 0"
         if column:
-            type_ = str(parse_type(self.shape.get_column_types()[column]).bare)
-            tenant_values = (
-                f"(SELECT tenant, CAST(tenant, {quote_string(type_)}) AS value FROM tenants)"
-            )
             groups = (
                 f"SELECT {quote_identifier(column)} AS value, {counts} {rows} "
-                f"WHERE value IN (SELECT value FROM {tenant_values}) GROUP BY value"
+                f"WHERE {self._is_selected} GROUP BY value"
             )
             # Name tenants as the caller does: ClickHouse may write a value differently.
-            joined = f"({groups}) AS held JOIN {tenant_values} AS named USING value"
+            joined = f"({groups}) AS held JOIN {self._sent_tenants} AS named USING value"
             query = f"SELECT tenant, counts FROM {joined}"
-            names = pa.table({"tenant": pa.array(sorted(tenants), pa.string())})
-            tenant_table = build_external_data("tenants", names, ["String"])
+            tenant_table = _send_tenants(tenants)
         with self.endpoint.translate_errors("count the index's rows"):
             result = self.endpoint.get_client().query(
                 query,
@@ -633,6 +754,12 @@ class IndexStore:
                 settings=self.endpoint.read_settings,
             )
             return tuple(result.result_rows[0])
+
+
+def _send_tenants(tenants: Collection[str]) -> Any:
+    """Return the tenants' names as an external table."""
+    names = pa.table({"tenant": pa.array(sorted(tenants), pa.string())})
+    return build_external_data(_SENT, names, ["String"])
 
 
 def _shorten_statement(statement: str) -> str:

@@ -20,6 +20,11 @@ def make_attempt_id(run_id: str) -> str:
     return f"r{_hash_run_id(run_id)}_{secrets.token_hex(4)}"
 
 
+def repeat_attempt_id(attempt: str) -> str:
+    """Return the end of another table's name for the run of an attempt."""
+    return f"{attempt.partition('_')[0]}_{secrets.token_hex(4)}"
+
+
 def find_leftover_tables(tables: Collection[str], alive: Collection[str]) -> list[str]:
     """Return the staging tables that belong to none of the runs `alive`."""
     hashes = {_hash_run_id(run) for run in alive}

@@ -26,6 +26,7 @@ from iscp_dagster.delta.log.facts import (
 )
 from iscp_dagster.delta.log.files import LogFiles, open_log_files, to_spark_path
 from iscp_dagster.delta.log.mark import LogMark
+from iscp_dagster.delta.log.row_tenants import RowTenants
 from iscp_dagster.model.declared.schema import parse_stored_columns
 from iscp_dagster.model.declared.tables import DEFAULT_TENANT
 from iscp_dagster.model.errors import SourceError
@@ -40,20 +41,25 @@ LATEST_SECONDS = 1.0
 """In an object store, how long `get_latest_moment` reuses what it found."""
 
 _ByTenant = dict[str | None, list[tuple[int, Volume]]]
+_Volumes = Mapping[str | None, Volume]
+MAX_VOLUMES_HELD = 200_000
+"""Tenants of commits whose volumes are kept."""
 
 
 @dataclass
 class DeltaLog:
     """The log of the table at `location`: a path, a file:// URL, or another store's URL.
 
-    `tenant_column` is the partition column whose values are the tenants; without one the table
-    has the single tenant `default`. `options` are deltalake's storage options.
+    `tenant_column` is the partition column whose values are the tenants, or with `tenant_in_rows`
+    any column; without one the table has the single tenant `default`. `options` are deltalake's
+    storage options.
     Every method raises SourceError, with the path and the remedy, when there is no table.
     """
 
     location: str
     tenant_column: str | None = None
     options: Mapping[str, str] = field(default_factory=dict, repr=False)
+    tenant_in_rows: bool = False
     monotonic: Callable[[], float] = time.monotonic
     files: LogFiles = field(init=False, repr=False)
     log: CommitLog = field(init=False, repr=False)
@@ -64,6 +70,14 @@ class DeltaLog:
     _index: tuple[int, int, _ByTenant] | None = field(default=None, init=False, repr=False)
     _snapshot_reader: SnapshotReader | None = field(default=None, init=False, repr=False)
     """Dropped by each `poll`, so that a runner of many tables keeps none of them open."""
+    _volumes: OrderedDict[int, _Volumes | None] = field(
+        default_factory=OrderedDict, init=False, repr=False
+    )
+    """Of commits whose rows had to be read to find their tenants."""
+    _sizes: tuple[int, dict[str | None, TenantSize]] | None = field(
+        default=None, init=False, repr=False
+    )
+    """Of the last snapshot whose rows had to be read; dropped with its reader."""
     _checked_mark: LogMark | None = field(default=None, init=False, repr=False)
     _checked_at: float = field(default=0.0, init=False, repr=False)
     _polled_at: float = field(default=float("-inf"), init=False, repr=False)
@@ -78,7 +92,7 @@ class DeltaLog:
         A mark of another table means that the table was recreated; a mark of the same table
         whose moment is not after `prior` means that its log was restored to an earlier state.
         """
-        self._snapshot_reader = None
+        self._snapshot_reader = self._sizes = None
         return self._poll(prior)
 
     def _poll(self, prior: LogMark | None) -> LogMark:
@@ -187,6 +201,8 @@ class DeltaLog:
         if self.tenant_column is None:
             return None
         column, at = self.get_tenant_column(version), self.get_facts(version).version
+        if self._get_row_tenants(at) is not None:
+            return self._measure_tenants(at).get(None)
         reader = self._get_snapshot_reader()
         return (
             reader.get_tenant_sizes(column, at)[None]
@@ -241,9 +257,16 @@ class DeltaLog:
     def has_only_adds(self, after: int, upto: int, tenants: Collection[str]) -> bool:
         """Whether these tenants only gained rows in (after, upto]; False where that is unknown."""
         column, lacks_tenant = self._get_physical_tenant(upto), False
+        row_tenants = self._get_row_tenants(upto)
         for commit in self.read_commits(after, upto):
             if commit is None or commit.rewritten is None:
                 return False
+            if row_tenants is not None:
+                rewritten = [file for file in commit.feed or () if file.action != "add"]
+                volumes = None if commit.feed is None else row_tenants.sum_volumes(rewritten)
+                if volumes is None or not volumes.keys().isdisjoint(tenants):
+                    return False
+                continue
             lacks_tenant = lacks_tenant or _has_unnamed_tenant(commit.rewritten, column)
             unsure = lacks_tenant and commit.metadata is not None
             if unsure or any(_has_rows_of(values, column, tenants) for values in commit.rewritten):
@@ -262,12 +285,14 @@ class DeltaLog:
     def list_feed_files(
         self, after: int, upto: int, tenants: Collection[str]
     ) -> list[tuple[int, FeedFile]] | None:
-        """(version, file) of every file in these tenants' feed of (after, upto].
+        """(version, file) of every file in these tenants' feed of (after, upto]; with
+        `tenant_in_rows` it may have rows of others.
 
         None where the feed is more than files, or the log does not say.
         """
         column, facts, differs = self._get_physical_tenant(upto), self.get_facts(upto), False
         names = {facts.get_physical_name(name) for name in facts.metadata.partition_columns}
+        row_tenants = self._get_row_tenants(upto)
         files = []
         for commit in self.read_commits(after, upto):
             if commit is None or commit.feed is None:
@@ -275,6 +300,11 @@ class DeltaLog:
             differs = differs or any(dict(file.partition).keys() != names for file in commit.feed)
             if differs and commit.metadata is not None:
                 return None
+            if row_tenants is not None:
+                volumes = self._sum_row_volumes(commit, row_tenants)
+                skips = volumes is not None and volumes.keys().isdisjoint(tenants)
+                files += [] if skips else [(commit.version, file) for file in commit.feed]
+                continue
             files += [
                 (commit.version, file)
                 for file in commit.feed
@@ -292,36 +322,52 @@ class DeltaLog:
         facts = self.get_facts(version)
         if self.tenant_column is None:
             return [DEFAULT_TENANT]
-        tenants = self._get_snapshot_reader().list_tenants(
-            self.get_tenant_column(version), facts.version
-        )
+        column = self.get_tenant_column(version)
+        tenants: Collection[str | None]
+        if self._get_row_tenants(facts.version) is not None:
+            tenants = self._measure_tenants(facts.version)
+        else:
+            tenants = self._get_snapshot_reader().list_tenants(column, facts.version)
         return sorted(tenant for tenant in tenants if tenant is not None)
 
     def get_tenant_sizes(self, version: int | None = None) -> dict[str, TenantSize]:
         """Files, bytes and stored rows per tenant of the snapshot."""
-        column = None if self.tenant_column is None else self.get_tenant_column(version)
-        sizes = self._get_snapshot_reader().get_tenant_sizes(
-            column, self.get_facts(version).version
-        )
-        if column is None:
+        sizes = self._measure_tenants(self.get_facts(version).version)
+        if self.tenant_column is None:
             return {DEFAULT_TENANT: sizes[None]} if sizes else {}
         return {tenant: size for tenant, size in sizes.items() if tenant is not None}
 
+    def _measure_tenants(self, version: int) -> Mapping[str | None, TenantSize]:
+        """The sizes of all tenants, and of the rows without one; as `SnapshotReader` has them."""
+        reader, row_tenants = self._get_snapshot_reader(), self._get_row_tenants(version)
+        if row_tenants is None:
+            column = None if self.tenant_column is None else self.get_tenant_column(version)
+            return reader.get_tenant_sizes(column, version)
+        if self._sizes is None or self._sizes[0] != version:
+            vectors = VECTORS in self.get_facts(version).reader_features
+            files = reader.list_data_files(version, vectors=vectors)
+            self._sizes = version, row_tenants.measure_tenants(files)
+        return self._sizes[1]
+
     def list_data_files(self, version: int, tenants: Collection[str]) -> list[DataFile]:
-        """The files of the snapshot that hold rows of these tenants."""
+        """The files of the snapshot that hold, or may hold, rows of these tenants."""
         vectors = VECTORS in self.get_facts(version).reader_features
         files = self._get_snapshot_reader().list_data_files(version, vectors=vectors)
         if self.tenant_column is None:
             return files if DEFAULT_TENANT in tenants else []
         column = self.get_tenant_column(version)
+        if self._get_row_tenants(version) is not None:
+            return files if tenants else []
         return [file for file in files if file.get_tenant(column) in tenants]
 
     def count_rows(self, version: int, tenants: Collection[str]) -> dict[str, int]:
         """How many rows these tenants have at the version, by the statistics of their files.
 
-        Leaves out tenants with a file whose row count, or deleted rows, are unknown.
+        Leaves out tenants with a file whose row count, deleted rows or tenants are unknown.
         """
         column = None if self.tenant_column is None else self.get_tenant_column(version)
+        if self._get_row_tenants(version) is not None:
+            return {}
         vectors = VECTORS in self.get_facts(version).reader_features
         counts: dict[str, int | None] = dict.fromkeys(tenants, 0)
         for file in self.list_data_files(version, tenants):
@@ -331,10 +377,12 @@ class DeltaLog:
         return {tenant: count for tenant, count in counts.items() if count is not None}
 
     def get_tenant_column(self, version: int | None = None) -> str:
-        """The tenant column. Raises SourceError unless the table is partitioned by it."""
+        """The tenant column. Raises SourceError if the table does not have it, or is not
+        partitioned by it without `tenant_in_rows`.
+        """
         facts = self.get_facts(version)
         columns, names = facts.metadata.partition_columns, [field.name for field in facts.fields]
-        if self.tenant_column in columns:
+        if self.tenant_column in (names if self.tenant_in_rows else columns):
             return str(self.tenant_column)
         if self.tenant_column not in names:
             raise SourceError(
@@ -345,7 +393,8 @@ class DeltaLog:
         hint = f"declare one of them as the tenant (tenant={columns[0]!r}), or " if columns else ""
         raise SourceError(
             f"The tenant column {self.tenant_column!r} of {self.location} is not a partition "
-            f"column; these are: {', '.join(columns) or 'none'}. Either {hint}declare no tenant, "
+            f"column; these are: {', '.join(columns) or 'none'}. Declare buckets=64, so that "
+            f"tenants share the partitions of its indexes, {hint}declare no tenant, "
             "so that all rows belong to the one tenant 'default', or partition the table by it, "
             "and write its other properties, its constraints and its columns' comments into the "
             "statement too, since the new table has only what it says: "
@@ -368,9 +417,16 @@ class DeltaLog:
         """Version, tenant and volume of every change in (after, upto], in order."""
         changes: list[tuple[int, str | None, Volume]] = []
         column, lacks_tenant = self._get_physical_tenant(upto), False
+        row_tenants = self._get_row_tenants(upto)
         for commit in self.read_commits(after, upto):
             if commit is None or commit.changed is None:
                 return None
+            if row_tenants is not None:
+                volumes = self._sum_row_volumes(commit, row_tenants)
+                if volumes is None:
+                    return None
+                changes += [(commit.version, tenant, volume) for tenant, volume in volumes.items()]
+                continue
             lacks_tenant = lacks_tenant or _has_unnamed_tenant(commit.changed, column)
             if lacks_tenant and commit.metadata is not None:
                 return None
@@ -380,6 +436,26 @@ class DeltaLog:
                 )
                 changes.append((commit.version, tenant, volume))
         return changes
+
+    def _sum_row_volumes(self, commit: Commit, row_tenants: RowTenants) -> _Volumes | None:
+        """The volume of each tenant in a commit, read from its files; None if unknown."""
+        if commit.version not in self._volumes:
+            feed = commit.feed
+            self._volumes[commit.version] = None if feed is None else row_tenants.sum_volumes(feed)
+            while sum(len(held or ()) for held in self._volumes.values()) > MAX_VOLUMES_HELD:
+                if len(self._volumes) == 1:
+                    break
+                self._volumes.popitem(last=False)
+        return self._volumes[commit.version]
+
+    def _get_row_tenants(self, version: int) -> RowTenants | None:
+        """What reads the tenants of rows; None where partition values say them."""
+        if self.tenant_column is None or not self.tenant_in_rows:
+            return None
+        facts, column = self.get_facts(version), self.get_tenant_column(version)
+        if column in facts.metadata.partition_columns:
+            return None
+        return RowTenants(self.location, facts.get_physical_name(column), self.options)
 
     def _index_changes(self, after: int, upto: int) -> _ByTenant | None:
         """The changes of (after, upto], or more, by tenant: one pass serves many tenants."""
@@ -461,7 +537,8 @@ class DeltaLog:
     def _clear_caches(self) -> None:
         self._mark = None
         self._index = None
-        self._snapshot_reader = None
+        self._snapshot_reader = self._sizes = None
+        self._volumes.clear()
         self._facts.clear()
         self.log.clear()
 

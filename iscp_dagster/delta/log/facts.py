@@ -248,6 +248,11 @@ def _read_deleted_rows(table: Any) -> dict[str, RowNumbers] | None:
     return deleted_by_path
 
 
+def is_outside_table(path: str) -> bool:
+    """Whether the file is outside the table's folder, as those of a shallow clone are."""
+    return path.startswith("/") or ":" in path.partition("/")[0]
+
+
 def parse_tenant(value: str | None) -> str | None:
     """The tenant that a partition value names.
 

@@ -25,6 +25,8 @@ PADDED = re.compile(r"\bchar\(", re.IGNORECASE)
 
 SYSTEM_COLUMNS = VERSION, TIMESTAMP, DELETED = ("_version", "_timestamp", "_deleted")
 """Added to each row: the source's commit version and time, and whether the row is deleted."""
+BUCKET = "_bucket"
+"""Added to each row of a table whose tenants share partitions: which of these it lies in."""
 
 
 @dataclass(frozen=True)

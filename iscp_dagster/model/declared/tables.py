@@ -26,6 +26,9 @@ from iscp_dagster.model.specs import check_priority
 DEFAULT_TENANT = "default"
 """The one partition of a table without a tenant column."""
 
+MOST_BUCKETS = 1_024
+"""ClickHouse advises at most some thousands of partitions a table, and each bucket is one."""
+
 ERRORS = ("stop", "dead_letter")
 """What to do with a row that an index cannot take."""
 
@@ -163,6 +166,8 @@ class SourceTable:
     """Where the Delta table is; None: `database/table` below the lake's root."""
     tenant: str | None = None
     """The partition column that names the tenant; None: one partition, `default`."""
+    buckets: int | None = None
+    """How many partitions of its index tables share its tenants; None: each tenant has its own."""
     indexes: Sequence[Index] = ()
     triggers: Sequence[Trigger] = ()
     """The event triggers on it and its views; `attach_to_tables` fills it in."""
@@ -197,6 +202,7 @@ class SourceTable:
                 f"{', '.join(ON_REPLACE)}."
             )
         _check_lists(self)
+        _check_buckets(self)
         for index in self.indexes:
             check_index(self, index)
             check_sharding(self, index)
@@ -311,9 +317,30 @@ def _check_lists(source: SourceTable) -> None:
         )
 
 
+def _check_buckets(source: SourceTable) -> None:
+    buckets = source.buckets
+    if buckets is None:
+        return
+    if (
+        not isinstance(buckets, int)
+        or isinstance(buckets, bool)
+        or not 1 <= buckets <= MOST_BUCKETS
+    ):
+        raise ConfigError(
+            f"Source table {source.name!r}: buckets={buckets!r} is not a number from 1 to "
+            f"{MOST_BUCKETS}; each bucket is a partition of every index table. Try buckets=64."
+        )
+    if source.tenant is None:
+        raise ConfigError(
+            f"Source table {source.name!r}: buckets={buckets}, but it has no tenants to share "
+            "them. Declare tenant=, or leave buckets= out."
+        )
+
+
 def check_index(source: SourceTable, index: Index) -> None:
     """Reject an index that the table cannot have. Raises ConfigError."""
     check_kind(f"{source.name}/{index.name}", index)
+    check_append_in_buckets(source, index)
     check_append(source, index)
     needed = {*source.keys, *index.needed_columns, *([source.tenant] if source.tenant else [])}
     check_excluded(f"{source.name}/{index.name}", index.exclude, needed)
@@ -333,6 +360,19 @@ def check_append(source: SourceTable, index: Index) -> None:
         raise ConfigError(
             f"Source table {source.name!r}: declare at least one key column, or append=True on "
             f"index {index.name!r} if rows are only ever added to it."
+        )
+
+
+def check_append_in_buckets(source: SourceTable, index: Index) -> None:
+    """Reject rows without a key in buckets, where new rows replace old ones by key.
+
+    Raises ConfigError.
+    """
+    if index.append and source.buckets is not None:
+        raise ConfigError(
+            f"Index {source.name}/{index.name} has append=True, but with buckets={source.buckets} "
+            "a tenant is rebuilt by replacing its rows by key. Declare the table's key=, or leave "
+            "buckets= out."
         )
 
 

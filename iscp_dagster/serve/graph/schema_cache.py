@@ -129,7 +129,7 @@ class CatalogLoader:
             return ()
         source = served.source
         path = source.path or f"{self.lake.rstrip('/')}/{source.database}/{source.table}"
-        return DeltaLog(path, source.tenant).get_facts().fields
+        return DeltaLog(path).get_facts().fields
 
 
 _BYTES = re.compile(r"\b(String|FixedString)\b")

@@ -423,7 +423,7 @@ class SourceReader:
             self.delta_log.get_facts(range_.to.version),
             feed,
             selection.output,
-            selection.tenant_column,
+            self._make_tenant_filter(),
         )
         return None if scan is None else scan.read_if_small(MOST_SENT)
 
@@ -440,9 +440,14 @@ class SourceReader:
             feed,
             output=selection.output,
             identity=selection.identity if selection.keys else selection.ordering,
-            tenant_column=selection.tenant_column,
+            tenant_filter=self._make_tenant_filter(),
             keyed=bool(selection.keys),
         )
+
+    def _make_tenant_filter(self) -> filescan.TenantFilter | None:
+        """Selects the tenants' rows in files that have rows of others; None without tenants."""
+        column = self.source.tenant
+        return filescan.TenantFilter(column=column, tenants=self.tenants) if column else None
 
     def _list_feed_files(
         self, range_: Range, rows: int, size: int
@@ -468,7 +473,14 @@ class SourceReader:
         is_small = sum(file.bytes for file in files) < SMALL_BYTES
         facts = self.delta_log.get_facts(moment.version)
         location, tasks = self.delta_log.location, 1 if is_small else FEWEST_TASKS
-        file_scan = filescan.plan_tasks(location, facts, files, selection.output, tasks)
+        file_scan = filescan.plan_tasks(
+            location,
+            facts,
+            files,
+            selection.output,
+            tasks,
+            tenant_filter=self._make_tenant_filter(),
+        )
         if file_scan is not None and not through_spark:
             return _make_task_frame(spark, len(file_scan.tasks), file_scan.read_batches)
         frame = delta_reader.read_snapshot(spark, selection, moment).drop(*CHANGE_COLUMNS)

@@ -6,6 +6,7 @@ import pytest
 
 from iscp_dagster.delta.expressions import analyze_expressions
 from iscp_dagster.delta.feedscan import plan_rows
+from iscp_dagster.delta.filescan import TenantFilter
 from iscp_dagster.delta.images import ViewRead, build_images, read_images
 from iscp_dagster.delta.log.deltalog import DeltaLog
 from iscp_dagster.delta.reader import TableSelection
@@ -100,7 +101,8 @@ def fed(table, read, after, upto):
     files = table.log.list_feed_files(after, upto, read.selection.tenants)
     feed = [(table.log.get_moment(version), file) for version, file in files]
     facts = table.log.get_facts(upto)
-    found = plan_rows(table.path, facts, feed, read.selection.output, "tenant")
+    selected = TenantFilter(column="tenant", tenants=read.selection.tenants)
+    found = plan_rows(table.path, facts, feed, read.selection.output, selected)
     assert found is not None
     return found
 

@@ -16,7 +16,7 @@ import pytest
 
 from iscp_dagster.delta.feed import plan_read
 from iscp_dagster.delta.feedscan import plan_feed
-from iscp_dagster.delta.filescan import plan_tasks
+from iscp_dagster.delta.filescan import TenantFilter, plan_tasks
 from iscp_dagster.delta.log.commits import format_commit_name
 from iscp_dagster.delta.log.deltalog import DeltaLog
 from iscp_dagster.delta.read_plans import ReadKind
@@ -371,7 +371,7 @@ def by_arrow(table, after, upto, tenants):
             [(log.get_moment(version), file) for version, file in files],
             output=selection.output,
             identity=selection.identity if selection.keys else selection.ordering,
-            tenant_column=selection.tenant_column,
+            tenant_filter=TenantFilter(column="tenant", tenants=frozenset(tenants)),
             keyed=bool(selection.keys),
         )
     if scan is None:

@@ -70,11 +70,17 @@ class OneJob:
     """
 
     def __init__(
-        self, endpoint: ClickHouseEndpoint, *, append: bool, proxy: FaultyClickHouse | None = None
+        self,
+        endpoint: ClickHouseEndpoint,
+        *,
+        append: bool,
+        buckets: int | None = None,
+        proxy: FaultyClickHouse | None = None,
     ) -> None:
         self.proxy, self.deleted = proxy, set[int]()
         index = Mirror(append=append)
-        source = make_source("once", key=() if append else "n", indexes=[index])
+        key = () if append else "n"
+        source = make_source("once", key=key, buckets=buckets, indexes=[index])
         name = JobID(db=source.database, table=source.table, job="mirror")
         self.store = build_store(endpoint, source, index, FIELDS)
         self.log, self.version, self.runs = log_in_memory(), 0, itertools.count()
@@ -228,6 +234,9 @@ def rows(range_) -> pa.Table:
     return add_system_columns(table, version=[n // ROWS for n in numbers], micros=0)
 
 
+PLACED = [{"append": True}, {"append": False}, {"append": False, "buckets": 2}]
+PLACED_NAMES = ["append-only", "keyed", "in buckets"]
+
 STEPS = st.lists(
     st.tuples(
         st.integers(0, 3),
@@ -242,11 +251,11 @@ STEPS = st.lists(
 
 @pytest.mark.soak
 @settings(max_examples=12)
-@given(append=st.booleans(), steps=STEPS)
+@given(placed=st.sampled_from(PLACED), steps=STEPS)
 def test_whatever_dies_where_and_whoever_writes_again_each_row_is_there_once(
-    endpoint, append, steps
+    endpoint, placed, steps
 ):
-    world = OneJob(endpoint, append=append)
+    world = OneJob(endpoint, **placed)
     for more, point, cut, zombie in steps:
         world.version += more
         world.deliver(point, cut)
@@ -280,22 +289,25 @@ LATER_THAN_ALL = [
 
 @pytest.mark.soak
 @settings(max_examples=10, suppress_health_check=[HealthCheck.function_scoped_fixture])
-@given(append=st.booleans(), steps=HELD_STEPS)
+@given(placed=st.sampled_from(PLACED), steps=HELD_STEPS)
 def test_whenever_a_held_insert_lands_each_row_is_there_once(
-    endpoint, proxy, monkeypatch, append, steps
+    endpoint, proxy, monkeypatch, placed, steps
 ):
     """It lands at any later moment: before its heir's, after it, or after tenants are rebuilt."""
-    go_through(endpoint, proxy, monkeypatch, append, steps)
+    go_through(endpoint, proxy, monkeypatch, placed, steps)
 
 
-def test_held_inserts_that_land_later_than_all_others_add_no_row(endpoint, proxy, monkeypatch):
-    go_through(endpoint, proxy, monkeypatch, True, LATER_THAN_ALL)
+@pytest.mark.parametrize("placed", [PLACED[0], PLACED[2]], ids=[PLACED_NAMES[0], PLACED_NAMES[2]])
+def test_held_inserts_that_land_later_than_all_others_add_no_row(
+    endpoint, proxy, monkeypatch, placed
+):
+    go_through(endpoint, proxy, monkeypatch, placed, LATER_THAN_ALL)
 
 
-def go_through(endpoint, proxy, monkeypatch, append, steps):
+def go_through(endpoint, proxy, monkeypatch, placed, steps):
     """Write, hold, build and die as the steps say; check that each row is there once."""
     monkeypatch.setattr(inserts, "ATTEMPTS", 2)
-    world = OneJob(endpoint, append=append, proxy=proxy)
+    world = OneJob(endpoint, **placed, proxy=proxy)
     proxy.land()
     for more, what, number, lands in steps:
         world.version += more
@@ -316,10 +328,10 @@ CRASHES = [(point, 1 + number % 3) for number, point in enumerate(POINTS)]
 CRASHES += [("mid-chunk", cut) for cut in (1, 2)]
 
 
-@pytest.mark.parametrize("append", [True, False], ids=["append-only", "keyed"])
-def test_a_run_that_dies_is_followed_by_its_heir_and_its_zombie(endpoint, append):
+@pytest.mark.parametrize("placed", PLACED, ids=PLACED_NAMES)
+def test_a_run_that_dies_is_followed_by_its_heir_and_its_zombie(endpoint, placed):
     """It dies at every point, and in mid-chunk after one, two and three batches."""
-    world = OneJob(endpoint, append=append)
+    world = OneJob(endpoint, **placed)
     for point, cut in CRASHES:
         world.version += 3
         world.deliver(point, cut)

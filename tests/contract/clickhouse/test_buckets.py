@@ -1,0 +1,249 @@
+"""Tenants that share partitions, held against tenants with partitions of their own."""
+
+from collections import Counter
+from dataclasses import replace
+
+import pyarrow as pa
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from iscp_dagster import FullText, Mirror, Vector
+from iscp_dagster.clickhouse.connect.endpoint import ClickHouseEndpoint
+from iscp_dagster.clickhouse.connect.failures import ClickHouseError
+from iscp_dagster.clickhouse.tables.staging import make_attempt_id
+from iscp_dagster.model.declared.schema import Array, Primitive
+from iscp_dagster.model.errors import SchemaError, UnavailableError
+from support.errors import raises_naming
+from support.lake.row_writer import (
+    MICROS,
+    add_system_columns,
+    build_store,
+    count_stored,
+    make_fields,
+    make_source,
+    put_in_place,
+    query,
+    write,
+)
+from support.services.fault_proxy import faulty
+
+FIELDS = make_fields(tenant="string", id="long", body="string", v=Array(element=Primitive("float")))
+TENANTS = ["a", "b", "c", "it's"]
+
+
+def make_store(endpoint, *, buckets=2, index=None, **shape):
+    source = make_source("contract", buckets=buckets)
+    return build_store(endpoint, source, index or Mirror(), FIELDS, **shape)
+
+
+@pytest.fixture
+def store(endpoint):
+    return make_store(endpoint)
+
+
+def rows(ids, *, tenant="a", version=1, deleted=False, body="words"):
+    ids = list(ids)
+    table = {
+        "tenant": pa.array([tenant] * len(ids), pa.string()),
+        "id": pa.array(ids, pa.int64()),
+        "body": pa.array([body] * len(ids), pa.string()),
+        "v": pa.array([[1.0, 0.0]] * len(ids), pa.list_(pa.float32())),
+    }
+    return add_system_columns(table, version=version, micros=MICROS + version, deleted=deleted)
+
+
+def build(store, contents, *, version, publish=None, run="run"):
+    """Stage these ids of each tenant, and publish the tenants named, by default all."""
+    store = replace(store.refresh_epochs(), attempt=make_attempt_id(run))
+    store.create_staging_table()
+    staged = [rows(ids, tenant=tenant, version=version) for tenant, ids in contents.items()]
+    write(store, pa.concat_tables(staged), staged=True, upto=version)
+    for tenant in contents if publish is None else publish:
+        put_in_place(store, tenant, rows=len(contents[tenant]), version=version)
+    return store
+
+
+def read_view(store):
+    return sorted(query(store, "SELECT tenant, id, body FROM {view}"))
+
+
+def read_ids(store, tenant):
+    return [id_ for name, id_, _ in read_view(store) if name == tenant]
+
+
+def list_partitions(store):
+    return {id_ for (id_,) in query(store, "SELECT DISTINCT _partition_id FROM {rows}")}
+
+
+def test_tenants_share_the_partition_of_their_hash(store):
+    for tenant in TENANTS:
+        write(store, rows([1, 2], tenant=tenant))
+    placed = query(store, "SELECT DISTINCT tenant, _bucket, cityHash64(tenant) % 2 FROM {rows}")
+    assert sorted(tenant for tenant, *_ in placed) == TENANTS
+    assert all(bucket == hashed for _, bucket, hashed in placed)
+    assert list_partitions(store) == {str(bucket) for _, bucket, _ in placed}
+    columns = query(store, "DESCRIBE TABLE {view}")
+    assert [name for name, *_ in columns] == ["tenant", "id", "body", "v"]
+
+
+def test_a_rebuilt_tenant_has_the_staged_rows_only_and_others_stay(store):
+    for tenant in TENANTS:
+        write(store, rows([1, 2, 3], tenant=tenant))
+    store = build(store, {"a": [2, 9]}, version=5)
+    assert read_ids(store, "a") == [2, 9]
+    assert [read_ids(store, tenant) for tenant in TENANTS[1:]] == [[1, 2, 3]] * 3
+    build(store, {"a": []}, version=6)
+    assert read_ids(store, "a") == []
+    write(store, rows([2], version=7), since=6, upto=7)
+    assert read_ids(store, "a") == [2]
+
+
+@pytest.mark.parametrize("again", [1, 2], ids=["once", "twice"])
+def test_only_the_tenants_named_are_published(store, again):
+    write(store, rows([7], tenant="b"))
+    store = build(store, {"a": [1], "b": [2], "c": [3]}, version=4, publish=["a", "c"] * again)
+    assert read_view(store) == [("a", 1, "words"), ("b", 7, "words"), ("c", 3, "words")]
+    assert store.data.list_staging_tables() == [store.staging]
+
+
+def test_a_publication_that_is_repeated_changes_nothing(store):
+    write(store, rows([1, 2, 3]))
+    store = build(store, {"a": [2, 4]}, version=4)
+    put_in_place(store, "a", rows=2, version=4)
+    assert read_ids(store, "a") == [2, 4]
+    write(store, rows([2], version=5, deleted=True), since=4, upto=5)
+    assert read_ids(store, "a") == [4]
+
+
+def test_a_build_cannot_replace_rows_of_a_later_version(store):
+    write(store, rows([1], version=9), upto=9)
+    with raises_naming(SchemaError, f"{store.shape.source.name}/mirror", "'a'", "9", "3"):
+        build(store, {"a": [1]}, version=3)
+    assert read_ids(store, "a") == [1]
+
+
+def test_a_tenant_that_is_dropped_is_gone_and_can_come_back(store):
+    for tenant in TENANTS:
+        write(store, rows([1, 2], tenant=tenant))
+    for _ in range(2):
+        store.data.drop_tenants("tenant", ["it's", "nobody"])
+    assert {tenant for tenant, *_ in read_view(store)} == set(TENANTS) - {"it's"}
+    build(store, {"it's": [2]}, version=1)
+    assert read_ids(store, "it's") == [2]
+    assert len(store.data.list_staging_tables()) == 1
+
+
+def test_what_was_built_before_the_drop_of_a_tenant_lands_stays(store, clickhouse_url):
+    write(store, rows([1, 2]))
+    with faulty(clickhouse_url) as proxy:
+        proxy.late_statements[:] = ["ATTACH PARTITION"]
+        behind = replace(store.data, endpoint=ClickHouseEndpoint.parse(proxy.url))
+        with pytest.raises(UnavailableError):
+            behind.drop_tenants("tenant", ["a"])
+        write(store, rows([3]))
+        assert len(proxy.land()) == 1
+    assert read_ids(store, "a") == [1, 2, 3]
+
+
+def test_a_run_that_was_overtaken_publishes_nothing(store):
+    write(store, rows([1]))
+    zombie = build(store, {"a": [5], "b": [6]}, version=2, publish=[], run="zombie")
+    store.take_over({"a"}, lambda: ["zombie"])
+    with pytest.raises(ClickHouseError):
+        put_in_place(zombie, "b", rows=1, version=2)
+    assert read_view(store) == [("a", 1, "words")]
+
+
+def test_a_run_beside_is_not_disturbed_by_the_takeover_of_others(store):
+    beside = build(store, {"b": [6]}, version=2, publish=[], run="beside")
+    store.take_over({"a"}, lambda: ["beside"])
+    put_in_place(beside, "b", rows=1, version=2)
+    assert read_ids(store, "b") == [6]
+
+
+def test_a_snapshot_is_found_in_place_though_older_rows_are_still_stored(store):
+    for tenant in "ab":
+        write(store, rows([1, 2], tenant=tenant))
+    build(store, {"a": [1, 3]}, version=5)
+    assert store.find_replaced_tenants(["a", "b"], 4) == {"a"}
+    assert count_stored(store) > len(read_view(store))
+
+
+def test_rebuilding_often_adds_no_partition(store):
+    for version in range(1, 30):
+        tenant = TENANTS[version % 4]
+        build(store, {tenant: range(version % 3)}, version=version)
+    assert list_partitions(store) <= {"0", "1"}
+    assert Counter(tenant for tenant, *_ in read_view(store)) == {
+        TENANTS[version % 4]: version % 3 for version in range(26, 30) if version % 3
+    }
+
+
+@pytest.mark.parametrize(
+    "index", [FullText("body"), Vector("v", dimension=2)], ids=lambda index: index.name
+)
+def test_every_kind_serves_the_tenants_of_a_bucket(endpoint, index):
+    store = make_store(endpoint, buckets=1, index=index)
+    build(store, {"a": [1, 2], "b": [3]}, version=3)
+    build(store, {"a": [2]}, version=4)
+    assert query(store, "SELECT tenant, id FROM {view} ORDER BY ALL") == [("a", 2), ("b", 3)]
+
+
+def test_a_graph_of_many_tenants_is_not_made(endpoint):
+    store = make_store(endpoint, index=Vector("v", dimension=2))
+    name = {"table": store.shape.rows}
+    indexes = "SELECT count() FROM system.data_skipping_indices WHERE table = {table:String}"
+    assert query(store, indexes, **name) == [(0,)]
+    build(store, {tenant: range(3) for tenant in TENANTS}, version=1)
+    nearest = store.shape.qualify_name(f"{store.shape.view}_nearest")
+    found = query(store, f"SELECT id FROM {nearest}(tenant='b', query=[1, 0], k=10)")
+    assert sorted(found) == [(0,), (1,), (2,)]
+
+
+def test_another_number_of_buckets_needs_a_rebuild(store):
+    for buckets in (None, 3):
+        other = replace(store.shape.source, buckets=buckets)
+        with raises_naming(SchemaError, "buckets", "2", "job rebuild"):
+            replace(store, shape=replace(store.shape, source=other)).ensure()
+
+
+IDS = st.sets(st.integers(0, 5))
+STEPS = st.lists(
+    st.one_of(
+        st.tuples(st.just("tail"), st.sampled_from(TENANTS), IDS, st.booleans()),
+        st.tuples(
+            st.just("build"),
+            st.dictionaries(st.sampled_from(TENANTS), IDS, min_size=1),
+            st.sets(st.sampled_from(TENANTS)),
+        ),
+        st.tuples(st.just("drop"), st.sampled_from(TENANTS)),
+    ),
+    min_size=4,
+    max_size=10,
+)
+
+
+@settings(max_examples=6)
+@given(steps=STEPS)
+def test_tenants_read_the_same_in_buckets_as_in_partitions_of_their_own(endpoint, steps):
+    stores = [make_store(endpoint, buckets=buckets) for buckets in (2, None)]
+    for version, step in enumerate(steps, start=1):
+        for store in stores:
+            take_step(store, version, *step)
+        shared, own = map(read_view, stores)
+        assert shared == own
+
+
+def take_step(store, version, what, *args):
+    if what == "tail":
+        tenant, ids, deleted = args
+        if ids:
+            table = rows(sorted(ids), tenant=tenant, version=version, deleted=deleted)
+            write(store, table, since=version - 1, upto=version)
+    elif what == "build":
+        contents, published = args
+        contents = {tenant: sorted(ids) for tenant, ids in contents.items()}
+        build(store, contents, version=version, publish=published & contents.keys())
+    else:
+        store.data.drop_tenants("tenant", args)

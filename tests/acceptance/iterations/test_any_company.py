@@ -45,9 +45,9 @@ STEPS = st.one_of(
 class World:
     """A table of five tenants, and the fault of those that have a bad row."""
 
-    def __init__(self, deployment):
-        mirror = Mirror(types={"n": "UInt8"})
-        self.table = Table.make(deployment, mirror, FullText("name"), columns=COLUMNS)
+    def __init__(self, deployment, buckets):
+        indexes = (Mirror(types={"n": "UInt8"}), FullText("name"))
+        self.table = Table.make(deployment, *indexes, columns=COLUMNS, buckets=buckets)
         self.spoilt = {}
         self.runs = 0
         self.ids = 0
@@ -171,9 +171,9 @@ class World:
             assert each.agrees or each.tenant not in tenants, each
 
 
-def live_through(deployment, steps):
+def live_through(deployment, buckets, steps):
     """Do the steps; then mend every tenant, and find all of them in step."""
-    world = World(deployment)
+    world = World(deployment, buckets)
     for name, *what in steps:
         getattr(world, name)(*what)
     for tenant in sorted(world.spoilt):
@@ -182,7 +182,8 @@ def live_through(deployment, steps):
     world.table.check()
 
 
-def test_each_tenant_ends_as_it_would_alone(deployment):
+@pytest.mark.parametrize("buckets", [None, 2], ids=["partitions", "buckets"])
+def test_each_tenant_ends_as_it_would_alone(deployment, buckets):
     steps = [
         ("take", set(EVERYONE)),
         ("spoil", {"b"}, "null"),
@@ -197,7 +198,7 @@ def test_each_tenant_ends_as_it_would_alone(deployment):
         ("crash", set("bcde"), ("after", "complete", 1)),
         ("iterate", set(EVERYONE)),
     ]
-    live_through(deployment, steps)
+    live_through(deployment, buckets, steps)
 
 
 @pytest.mark.soak
@@ -208,6 +209,6 @@ def test_each_tenant_ends_as_it_would_alone(deployment):
     phases=[Part.generate],
     suppress_health_check=[HealthCheck.function_scoped_fixture],
 )
-@given(st.lists(STEPS, min_size=4, max_size=10))
-def test_each_tenant_ends_as_it_would_alone_whatever_happens(deployment, steps):
-    live_through(deployment, steps)
+@given(buckets=st.sampled_from([None, 2]), steps=st.lists(STEPS, min_size=4, max_size=10))
+def test_each_tenant_ends_as_it_would_alone_whatever_happens(deployment, buckets, steps):
+    live_through(deployment, buckets, steps)

@@ -228,7 +228,7 @@ class Table:
     def create(self, columns: str = COLUMNS, properties: str = FEED) -> None:
         by = (
             f"PARTITIONED BY ({quoting.quote_identifier(self.source.tenant)})"
-            if self.source.tenant
+            if self.source.tenant and not self.source.buckets
             else ""
         )
         self.sql(f"CREATE TABLE {{t}} ({columns}) USING delta {by} TBLPROPERTIES ({properties})")

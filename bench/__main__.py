@@ -5,6 +5,7 @@
     python -m bench --only scale       # an idle look over 3,000,000 jobs; takes minutes to fill
     python -m bench --only fleet       # 500 tenants through Dagster, on a stack of its own
     python -m bench --only fleet --apart 50  # and with their watermarks at 50 different commits
+    python -m bench --only fleet --buckets 64 --tenants 100000 --singles 20  # sharing partitions
     python -m bench --only latency     # 50 commits of a tenant at random moments, on its own stack
     python -m bench --only ids         # ids of events per second, by algorithm
     python -m bench --only subscriptions  # 200 subscribers at 20 changes/s, 1,000 idle ones
@@ -73,10 +74,16 @@ def main() -> None:
     parser.add_argument("--scale-tenants", type=int, default=1_000)
     parser.add_argument("--tenants", type=int, default=500, help="tenants of the fleet part")
     parser.add_argument(
+        "--buckets", type=int, default=None, help="in the fleet part, the tenants share so many"
+    )
+    parser.add_argument(
         "--apart",
         type=int,
         default=0,
         help="in the fleet part, spread the tenants over this many commits, then add a round",
+    )
+    parser.add_argument(
+        "--singles", type=int, default=0, help="in the fleet part, commits of one tenant each"
     )
     parser.add_argument("--commits", type=int, default=50, help="commits of latency and triggers")
     parser.add_argument("--events", type=int, default=3_000, help="events of the webhooks part")
@@ -104,7 +111,8 @@ def _run_standalone(
     if part == "scale":
         scale.measure(folder, report, options.scale_tables, options.scale_tenants)
     elif part == "fleet":
-        fleet.measure(folder, report, options.tenants, options.rounds, options.apart)
+        commits = fleet.Commits(options.rounds, options.apart, options.singles)
+        fleet.measure(folder, report, options.tenants, commits, options.buckets)
     elif part == "ids":
         eventids.measure(report, options.rounds)
     elif part == "triggers":

@@ -7,7 +7,7 @@ import shutil
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from datetime import datetime
@@ -36,7 +36,7 @@ from iscp_dagster import FullText, Mirror, SourceTable
 {lines}
 """
 TABLE_LINE = (
-    '{name} = SourceTable("bench.{name}", key="id", tenant="tenant", '
+    '{name} = SourceTable("bench.{name}", key="id", tenant="tenant", buckets={buckets}, '
     'indexes=[Mirror(), FullText("name")])'
 )
 STACK_PREFIXES = ("ISCP_", "DAGSTER_", "SPARK_", "CLICKHOUSE_", "PYSPARK_")
@@ -65,7 +65,7 @@ class StackTable:
             self.deployment.get_table_path(self.source),
             table,
             mode="append",
-            partition_by=["tenant"],
+            partition_by=None if self.source.buckets else ["tenant"],
             configuration={"delta.enableChangeDataFeed": "true"},
         )
 
@@ -81,23 +81,29 @@ class StackTable:
         """The time of the table's latest commit."""
         return self.deployment.make_delta_log(self.source).get_latest_moment().at
 
-    def await_in_step(self, jobs: int) -> None:
-        """Wait until `jobs` jobs are at the latest commit, so that their rows are searchable."""
+    def await_in_step(self, jobs: int, tenants: Collection[str] | None = None) -> None:
+        """Wait until `jobs` jobs are at the latest commit, so that their rows are searchable.
+
+        Of the `tenants`, if given: the others' jobs stay at the commits that changed them.
+        """
         delta_log = self.deployment.make_delta_log(self.source)
         table_id, version = delta_log.get_table_id(), delta_log.get_latest_moment().version
+        selected = frozenset(tenants or ())
 
         def is_in_step() -> bool:
             completed = self.deployment.log.count(table_id)[JobState.COMPLETED]
-            return completed == jobs and not self.deployment.log.list_tenants(
-                table_id, behind=version
-            )
+            behind = self.deployment.log.list_tenants(table_id, behind=version)
+            return completed == jobs and not (behind if tenants is None else behind & selected)
 
         await_(is_in_step, f"{self.source.name} in step")
 
-    def await_served(self, id_: int) -> None:
+    def await_served(self, tenant: str, id_: int) -> None:
         """Wait until the mirror's readers see a row."""
         endpoint = self.deployment.endpoint
-        query = f"SELECT count() FROM bench.{self.source.table}_mirror WHERE id = {id_}"
+        query = (
+            f"SELECT count() FROM bench.{self.source.table}_mirror "
+            f"WHERE tenant = '{tenant}' AND id = {id_}"
+        )
         await_(lambda: endpoint.get_client().query(query).first_row[0] == 1, f"row {id_} served")
 
 
@@ -111,11 +117,11 @@ def await_(condition: Callable[[], bool], label: str) -> None:
 
 @contextmanager
 def deploy_stack(
-    folder: Path, names: Sequence[str], declared: str = ""
+    folder: Path, names: Sequence[str], declared: str = "", *, buckets: int | None = None
 ) -> Iterator[dict[str, StackTable]]:
     """Start a stack in `folder` over tables of these names, each with a mirror and a text index.
 
-    With `declared`, over what that module declares.
+    With `declared`, over what that module declares; with `buckets`, tenants share so many.
     """
     project = folder / "project"
     for name in PROJECT:
@@ -124,7 +130,7 @@ def deploy_stack(
         copy(get_repository() / name, project / name)
     for module in (project / "assets").glob("[a-z]*.py"):
         module.unlink()
-    lines = "\n".join(TABLE_LINE.format(name=name) for name in names)
+    lines = "\n".join(TABLE_LINE.format(name=name, buckets=buckets) for name in names)
     text = declared or TABLES.format(lines=lines)
     (project / "assets" / "tables.py").write_text(text)
     environ = _build_environment(project)
@@ -138,7 +144,7 @@ def deploy_stack(
     )
     try:
         deployment = open_deployment(add_stack_variables(environ))
-        yield {name: StackTable(deployment, _make_source(name)) for name in names}
+        yield {name: StackTable(deployment, _make_source(name, buckets)) for name in names}
     finally:
         # A session that outlives its server retries it again and again.
         disconnect()
@@ -155,9 +161,13 @@ def open_instance(folder: Path) -> Iterator[DagsterInstance]:
         yield instance
 
 
-def _make_source(name: str) -> SourceTable:
+def _make_source(name: str, buckets: int | None) -> SourceTable:
     return SourceTable(
-        f"bench.{name}", key="id", tenant="tenant", indexes=[Mirror(), FullText("name")]
+        f"bench.{name}",
+        key="id",
+        tenant="tenant",
+        buckets=buckets,
+        indexes=[Mirror(), FullText("name")],
     )
 
 

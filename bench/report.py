@@ -35,6 +35,11 @@ class BenchReport:
             f"{label:<52}{seconds:8.2f} s {rows / seconds:12,.0f} rows/s   [{values}]"
         )
 
+    def add_time(self, label: str) -> None:
+        """Add a line with a median and the times behind it."""
+        values = " ".join(f"{value:.3f}" for value in self.seconds[label])
+        self.lines.append(f"{label:<52}{self.compute_median(label):8.3f} s   [{values}]")
+
     def add_ratio(self, label: str, value: float, target: str) -> None:
         self.lines.append(f"  = {label:<48}{value:8.2f} x   target: {target}")
 

@@ -4,11 +4,10 @@ from __future__ import annotations
 
 import re
 
-from dagster import AssetKey, DynamicPartitionsDefinition, PartitionsDefinition
-from dagster import StaticPartitionsDefinition as Static
+from dagster import AssetKey
 
 from iscp_dagster.clickhouse.connect.endpoint import parse_endpoints
-from iscp_dagster.model.declared.tables import DEFAULT_TENANT, Index, SourceTable
+from iscp_dagster.model.declared.tables import Index, SourceTable
 
 RUNNER = "iscp_runner"
 NEWS = "iscp_news"
@@ -81,10 +80,3 @@ def get_verify_op_name(source: SourceTable) -> str:
 def get_partitions_name(source: SourceTable) -> str:
     """The name of the source's set of tenants."""
     return f"{source.database}_{source.table}_tenants"
-
-
-def build_partitions_def(source: SourceTable) -> PartitionsDefinition[str]:
-    """A partition is a tenant; a table without tenants has the one partition `default`."""
-    if source.tenant is None:
-        return Static([DEFAULT_TENANT])
-    return DynamicPartitionsDefinition(name=get_partitions_name(source))

@@ -7,9 +7,22 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from clickhouse_cityhash.cityhash import CityHash64
+
 from iscp_dagster.clickhouse.connect.portions import split_names
 from iscp_dagster.clickhouse.connect.quoting import quote_identifier, quote_string
 from iscp_dagster.model.declared.schema import DELETED
+from iscp_dagster.model.declared.sharding import DEFAULT_HASH
+
+
+def render_bucket(column: str, buckets: int) -> str:
+    """Return the expression of a row's bucket: the hash by which `Distributed` places it."""
+    return f"{DEFAULT_HASH}(toString({quote_identifier(column)})) % {buckets}"
+
+
+def compute_bucket(tenant: str, buckets: int) -> int:
+    """Return the bucket of a tenant as `render_bucket` gives it."""
+    return int(CityHash64(tenant.encode())) % buckets
 
 
 def render_tombstones(target: str, rows: str, columns: Sequence[str], condition: str) -> str:

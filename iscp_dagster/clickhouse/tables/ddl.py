@@ -20,6 +20,7 @@ from iscp_dagster.clickhouse.connect.barrier import Barrier
 from iscp_dagster.clickhouse.connect.engines import ALL_ROWS, render_replacing_engine
 from iscp_dagster.clickhouse.connect.quoting import quote_identifier, quote_string
 from iscp_dagster.clickhouse.kinds.kind import IndexKind, render_settings
+from iscp_dagster.clickhouse.tables.buckets import render_bucket
 from iscp_dagster.clickhouse.tables.subcolumns import check_subcolumns
 from iscp_dagster.clickhouse.types import nulls
 from iscp_dagster.clickhouse.types.storage import StoredType, resolve_stored_type
@@ -36,7 +37,6 @@ from iscp_dagster.model.declared.schema import (
     DeltaField,
     Primitive,
 )
-from iscp_dagster.model.declared.sharding import DEFAULT_HASH
 from iscp_dagster.model.declared.tables import SourceTable
 from iscp_dagster.model.errors import SchemaError
 
@@ -216,14 +216,9 @@ class IndexShape:
     def render_column(self, name: str, type_: str) -> str:
         """Return how the column is declared; rows from before it was added have nulls there."""
         default = " DEFAULT true" if name in self.flags else ""
-        default = f" DEFAULT {self._render_bucket()}" if name == BUCKET else default
+        if name == BUCKET and self.source.tenant and self.source.buckets:
+            default = f" DEFAULT {render_bucket(self.source.tenant, self.source.buckets)}"
         return f"{quote_identifier(name)} {type_}{default}"
-
-    def _render_bucket(self) -> str:
-        """Return the bucket of a row's tenant, by the hash that spreads rows over shards."""
-        return (
-            f"{DEFAULT_HASH}({quote_identifier(self.source.tenant or '')}) % {self.source.buckets}"
-        )
 
     def _resolve_stored_type(self, field: DeltaField) -> StoredType:
         type_, requested = (

@@ -1,4 +1,4 @@
-"""`verify` as an asset check of every index, tenant by tenant."""
+"""`verify` as an asset check of every index, partition by partition."""
 
 import warnings
 from collections import defaultdict
@@ -10,9 +10,14 @@ import dagster as dg
 from iscp_dagster.location.assets.backfills import list_taken_partitions
 from iscp_dagster.location.internals import Target
 from iscp_dagster.location.names import (
-    build_partitions_def,
     get_index_asset_key,
     get_verify_op_name,
+)
+from iscp_dagster.location.partitions import (
+    build_partitions_def,
+    get_partition,
+    group_by_partition,
+    list_partition_tenants,
 )
 from iscp_dagster.location.run_context import hold_run_lease
 from iscp_dagster.model.declared.tables import Index, SourceTable
@@ -20,6 +25,8 @@ from iscp_dagster.sync.deployment import Deployment
 from iscp_dagster.upkeep.verify_indexes import ComparisonFailure, IndexVerdict, compare_indexes
 
 CHECK = "agrees_with_source"
+MOST_SHOWN = 100
+"""Tenants of a partition whose differences a check shows."""
 
 
 def build_index_checks(source: SourceTable) -> dg.AssetChecksDefinition:
@@ -36,7 +43,8 @@ def build_index_checks(source: SourceTable) -> dg.AssetChecksDefinition:
         context: dg.AssetCheckExecutionContext,
     ) -> Iterator[dg.Output[Any] | dg.AssetCheckEvaluation]:
         deployment: Deployment = context.resources.iscp.create_deployment()
-        tenants = _list_run_tenants(context, source)
+        partitions = _list_run_partitions(context, source)
+        tenants = list_partition_tenants(deployment, source, partitions) if partitions else []
         selected = context.op_execution_context.selected_asset_check_keys
         for check in sorted(selected, key=str):
             index = by_key[check.asset_key]
@@ -47,12 +55,16 @@ def build_index_checks(source: SourceTable) -> dg.AssetChecksDefinition:
             yield dg.Output(
                 None, output_name=_build_check_spec(source, index).get_python_identifier()
             )
-            yield from _build_evaluations(context.instance, check.asset_key, tenants, results)
+            yield from _build_evaluations(
+                context.instance, source, check.asset_key, partitions, results
+            )
 
     return verify_indexes
 
 
-def _list_run_tenants(context: dg.AssetCheckExecutionContext, source: SourceTable) -> Sequence[str]:
+def _list_run_partitions(
+    context: dg.AssetCheckExecutionContext, source: SourceTable
+) -> Sequence[str]:
     """The run's partitions; empty for a run without, which checks all tenants."""
     op_context = context.op_execution_context
     if not (op_context.has_partition_key or op_context.has_partition_key_range):
@@ -82,38 +94,40 @@ def _build_check_spec(source: SourceTable, index: Index) -> dg.AssetCheckSpec:
 
 def _build_evaluations(
     instance: dg.DagsterInstance,
+    source: SourceTable,
     key: dg.AssetKey,
-    tenants: Sequence[str],
+    partitions: Sequence[str],
     results: Sequence[IndexVerdict | ComparisonFailure],
 ) -> Iterator[dg.AssetCheckEvaluation]:
-    """One evaluation per tenant, so that Dagster knows the tenant of each."""
+    """One evaluation per partition, so that Dagster knows the partition of each."""
     verdicts: dict[str, list[IndexVerdict]] = defaultdict(list)
     failures: dict[str, ComparisonFailure] = {}
     for result in results:
         if isinstance(result, IndexVerdict):
-            verdicts[result.tenant].append(result)
+            verdicts[get_partition(source, result.tenant)].append(result)
         else:
-            failures |= dict.fromkeys(result.tenants, result)
-    for tenant in sorted({*verdicts, *failures, *tenants}):
-        tenant_verdicts = verdicts[tenant]
-        mismatches = [verdict for verdict in tenant_verdicts if not verdict.agrees]
+            failures |= dict.fromkeys(group_by_partition(source, result.tenants), result)
+    for partition in sorted({*verdicts, *failures, *partitions}):
+        partition_verdicts = verdicts[partition]
+        mismatches = [verdict for verdict in partition_verdicts if not verdict.agrees]
         table = (
-            {"verdicts": dg.MetadataValue.table([*map(_to_table_record, mismatches)])}
+            {"verdicts": dg.MetadataValue.table([*map(_to_table_record, mismatches[:MOST_SHOWN])])}
             if mismatches
             else {}
         )
-        has_result = tenant_verdicts or tenant in failures
+        has_result = partition_verdicts or partition in failures
         yield dg.AssetCheckEvaluation(
             asset_key=key,
             check_name=CHECK,
-            partition=tenant,
-            passed=bool(tenant_verdicts) and not mismatches and tenant not in failures,
+            partition=partition,
+            passed=bool(partition_verdicts) and not mismatches and partition not in failures,
             severity=dg.AssetCheckSeverity.ERROR if has_result else dg.AssetCheckSeverity.WARN,
-            description=_describe_result(failures.get(tenant), has_result=bool(has_result)),
-            target_materialization_data=_find_materialization(instance, key, tenant),
+            description=_describe_result(failures.get(partition), has_result=bool(has_result)),
+            target_materialization_data=_find_materialization(instance, key, partition),
             blocking=False,
             metadata={
-                "rows": sum(verdict.rows for verdict in tenant_verdicts),
+                "rows": sum(verdict.rows for verdict in partition_verdicts),
+                **({"tenants": len(partition_verdicts)} if source.buckets else {}),
                 **table,
             },
         )
@@ -122,14 +136,14 @@ def _build_evaluations(
 def _describe_result(failure: ComparisonFailure | None, *, has_result: bool) -> str | None:
     if failure is not None:
         return f"Could not be compared: {failure}"
-    return None if has_result else "Nothing of this tenant is built yet."
+    return None if has_result else "Nothing of this partition is built yet."
 
 
 def _find_materialization(
-    instance: dg.DagsterInstance, key: dg.AssetKey, tenant: str
+    instance: dg.DagsterInstance, key: dg.AssetKey, partition: str
 ) -> Target | None:
-    """The checked materialization: the tenant's latest."""
-    records_filter = dg.AssetRecordsFilter(key, asset_partitions=[tenant])
+    """The checked materialization: the partition's latest."""
+    records_filter = dg.AssetRecordsFilter(key, asset_partitions=[partition])
     for record in instance.fetch_materializations(records_filter, limit=1).records:
         return Target(
             run_id=record.event_log_entry.run_id,

@@ -1,8 +1,8 @@
-"""A source partition's data version: the last commit that changed that tenant.
+"""A source partition's data version: the last commit that changed that tenant or bucket.
 
 Dagster shows an index as stale if its source has another data version than the one it was built
 from. So everything that reports versions (the runner, a load, an index run ahead of the runner)
-reports the same one for the same state, and no newer one for a tenant that did not change.
+reports the same one for the same state, and no newer one for a partition that did not change.
 """
 
 from __future__ import annotations
@@ -18,15 +18,16 @@ from iscp_dagster.joblog.sql.statements import split_for_statements
 from iscp_dagster.location.assets.metadata import try_read_log_facts
 from iscp_dagster.location.internals import DATA_VERSION_TAG
 from iscp_dagster.location.names import get_source_asset_key
+from iscp_dagster.location.partitions import group_by_partition
 from iscp_dagster.model.declared.tables import SourceTable
 
 AssetEvent = dg.AssetObservation | dg.AssetMaterialization
 
 
 def build_version_event(
-    source: SourceTable, tenant: str, version: int, metadata: Mapping[str, Any] | None = None
+    source: SourceTable, partition: str, version: int, metadata: Mapping[str, Any] | None = None
 ) -> AssetEvent:
-    """An event that reports `version` as the last to change the tenant.
+    """An event that reports `version` as the last to change the partition.
 
     Dagster compares observations only for tables that others write; for a table that this location
     can load it compares materializations, so this reports one.
@@ -34,7 +35,7 @@ def build_version_event(
     kind = dg.AssetMaterialization if source.load else dg.AssetObservation
     return kind(
         asset_key=get_source_asset_key(source),
-        partition=tenant,
+        partition=partition,
         metadata={"version": version, **(metadata or {})},
         tags={DATA_VERSION_TAG: str(version)},
     )
@@ -48,11 +49,11 @@ def get_version_event_type(source: SourceTable) -> dg.DagsterEventType:
 
 
 def read_reported_versions(
-    instance: dg.DagsterInstance, source: SourceTable, tenants: Collection[str]
+    instance: dg.DagsterInstance, source: SourceTable, partitions: Collection[str]
 ) -> dict[str, str]:
-    """The data version last reported for each tenant; tenants without one are left out."""
+    """The data version last reported for each partition; those without one are left out."""
     return read_latest_versions(
-        instance, get_source_asset_key(source), get_version_event_type(source), tenants
+        instance, get_source_asset_key(source), get_version_event_type(source), partitions
     )
 
 
@@ -60,16 +61,17 @@ def read_latest_versions(
     instance: dg.DagsterInstance,
     key: dg.AssetKey,
     kind: dg.DagsterEventType,
-    tenants: Collection[str],
+    partitions: Collection[str],
 ) -> dict[str, str]:
-    """The data version of each tenant's latest event of that kind; no entry without one."""
+    """The data version of each partition's latest event of that kind; no entry without one."""
     versions: dict[str, str] = {}
-    for portion in split_for_statements(sorted(tenants)):
-        tags_by_tenant = instance.event_log_storage.get_latest_tags_by_partition(
+    for portion in split_for_statements(sorted(partitions)):
+        tags_by_partition = instance.event_log_storage.get_latest_tags_by_partition(
             key, kind, [DATA_VERSION_TAG], asset_partitions=portion
         )
         versions |= {
-            tenant: tags.get(DATA_VERSION_TAG, "") for tenant, tags in tags_by_tenant.items()
+            partition: tags.get(DATA_VERSION_TAG, "")
+            for partition, tags in tags_by_partition.items()
         }
     return versions
 
@@ -85,35 +87,46 @@ class DataVersions:
     _changes_by_version: dict[int, Mapping[str, int] | None] = field(default_factory=dict)
 
     def build_unreported_events(self, tenants: Collection[str]) -> list[AssetEvent]:
-        """Events for the tenants whose last change has not been reported."""
-        reported = self._read_reported_versions(tenants)
+        """Events for the tenants' partitions whose last change has not been reported."""
+        partitions = sorted(group_by_partition(self.source, tenants))
+        reported = self._read_reported_versions(partitions)
         pairs = (
-            (tenant, self._find_version_since(tenant, reported.get(tenant))) for tenant in tenants
+            (partition, self._find_version_since(partition, reported.get(partition)))
+            for partition in partitions
         )
         unreported = {
-            tenant: version for tenant, version in pairs if version != reported.get(tenant)
+            partition: version for partition, version in pairs if version != reported.get(partition)
         }
         # Dagster shows only the table facts in the latest event.
         facts = try_read_log_facts(self.delta_log, self.upto) if unreported else {}
         return [
-            build_version_event(self.source, tenant, version, facts)
-            for tenant, version in unreported.items()
+            build_version_event(self.source, partition, version, facts)
+            for partition, version in unreported.items()
         ]
 
-    def get_current_version(self, tenant: str) -> int:
-        """The last version that changed the tenant; `upto` if that is unknown."""
-        return self._find_version_since(tenant, self._read_reported_versions([tenant]).get(tenant))
+    def get_current_version(self, partition: str) -> int:
+        """The last version that changed the partition; `upto` if that is unknown."""
+        reported = self._read_reported_versions([partition])
+        return self._find_version_since(partition, reported.get(partition))
 
-    def _read_reported_versions(self, tenants: Collection[str]) -> dict[str, int]:
-        versions = read_reported_versions(self.instance, self.source, tenants)
-        return {tenant: int(text) for tenant, text in versions.items() if text.isdigit()}
+    def _read_reported_versions(self, partitions: Collection[str]) -> dict[str, int]:
+        versions = read_reported_versions(self.instance, self.source, partitions)
+        return {partition: int(text) for partition, text in versions.items() if text.isdigit()}
 
-    def _find_version_since(self, tenant: str, reported: int | None) -> int:
+    def _find_version_since(self, partition: str, reported: int | None) -> int:
         if reported is None or reported >= self.upto:
             return self.upto if reported is None else reported
         if reported not in self._changes_by_version:
-            self._changes_by_version[reported] = self.delta_log.find_last_changes(
-                reported, self.upto
-            )
+            self._changes_by_version[reported] = self._find_last_changes(reported)
         changes = self._changes_by_version[reported]
-        return self.upto if changes is None else changes.get(tenant, reported)
+        return self.upto if changes is None else changes.get(partition, reported)
+
+    def _find_last_changes(self, after: int) -> Mapping[str, int] | None:
+        """By partition, the last version since `after` that changed it; None if unknown."""
+        changes = self.delta_log.find_last_changes(after, self.upto)
+        if changes is None:
+            return None
+        return {
+            partition: max(changes[tenant] for tenant in tenants)
+            for partition, tenants in group_by_partition(self.source, changes).items()
+        }

@@ -14,27 +14,27 @@ from iscp_dagster.location.assets.iterations import (
     InStepJob,
     Iterations,
     JobOutcome,
-    get_run_tenants,
+    ServedOutcome,
+    get_agreed_version,
+    get_run_partitions,
     raise_failures,
 )
 from iscp_dagster.location.assets.metadata import try_read_event_counts
 from iscp_dagster.location.assets.provenance import build_view_tags, get_view_keys
 from iscp_dagster.location.assets.reporting import (
     ReportedEvent,
-    ServedOutcome,
     build_materializations,
     build_news_events,
     build_observations,
-    get_agreed_version,
     store_events,
     sync_tenants,
 )
 from iscp_dagster.location.names import (
-    build_partitions_def,
     get_index_op_name,
     get_source_asset_key,
 )
 from iscp_dagster.location.outs import ParentFirstOutputs, build_asset_out
+from iscp_dagster.location.partitions import build_partitions_def, list_partition_tenants
 from iscp_dagster.location.run_context import hold_run_lease
 from iscp_dagster.model.declared.lineage import find_parents
 from iscp_dagster.model.declared.tables import SourceTable
@@ -86,7 +86,7 @@ def build_index_assets(
         )
         tag_if_by_hand(context.instance, context.run)
         with hold_run_lease(deployment, context.run):
-            if len(iterations.tenants) > 1:
+            if source.buckets or len(iterations.tenants) > 1:
                 # An output of the step would give every tenant the metadata of all.
                 _, failed = sync_tenants(context, iterations)
             else:
@@ -181,6 +181,8 @@ def _take_over_tenants(
     context: dg.AssetExecutionContext, source: SourceTable, deployment: Deployment
 ) -> list[str]:
     """The tenants of the run, and of the runs that it takes over from its backfill."""
-    tenants, partitions = get_run_tenants(context, source), build_partitions_def(source)
-    take_over_queued_runs(context.instance, context.run, partitions, deployment.log)
-    return sorted({*tenants, *list_taken_partitions(context.instance, context.run, partitions)})
+    definition = build_partitions_def(source)
+    partitions = set(get_run_partitions(context, source))
+    take_over_queued_runs(context.instance, context.run, definition, deployment.log)
+    partitions |= {*list_taken_partitions(context.instance, context.run, definition)}
+    return list_partition_tenants(deployment, source, partitions)

@@ -184,7 +184,7 @@ def build_outcome_metadata(
     if store is None:
         return _build_delivery_metadata(outcome)
     if id(store) not in tables:
-        tables[id(store)] = _read_table_metadata(store)
+        tables[id(store)] = read_table_metadata(store)
     return {**_build_delivery_metadata(outcome), **tables[id(store)]}
 
 
@@ -227,7 +227,8 @@ def build_in_step_metadata(job: Job) -> Mapping[str, Any]:
     }
 
 
-def _read_table_metadata(store: IndexStore) -> Mapping[str, Any]:
+def read_table_metadata(store: IndexStore) -> Mapping[str, Any]:
+    """The index's name and columns in ClickHouse; its name alone while that does not answer."""
     lost_columns: list[str] = []
     # The rows are served already: a ClickHouse that has stopped since must not fail the run.
     with suppress(IscpError):

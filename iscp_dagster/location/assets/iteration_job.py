@@ -16,8 +16,13 @@ from iscp_dagster.location.assets.io_manager import (
     get_index_writer,
     get_required_resources,
 )
-from iscp_dagster.location.assets.iterations import InStepJob, Iterations, raise_failures
-from iscp_dagster.location.assets.reporting import ServedOutcome, find_unreported_jobs, sync_tenants
+from iscp_dagster.location.assets.iterations import (
+    InStepJob,
+    Iterations,
+    ServedOutcome,
+    raise_failures,
+)
+from iscp_dagster.location.assets.reporting import find_unreported_jobs, sync_tenants
 from iscp_dagster.location.internals import UnresolvedAssetJobDefinition
 from iscp_dagster.location.run_context import hold_run_lease
 from iscp_dagster.model.consumers.kinds import get_consumer_kind

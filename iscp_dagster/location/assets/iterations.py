@@ -67,6 +67,16 @@ class InStepJob:
         return min(self.job.status.to or self.job.watermark, self.job.watermark).version
 
 
+ServedOutcome = RowDelivery | InStepJob
+"""An outcome whose rows are served."""
+
+
+def get_agreed_version(outcome: ServedOutcome) -> int:
+    """The last source version that its rows are known to agree with."""
+    moment = outcome.job.watermark if isinstance(outcome, InStepJob) else outcome.to
+    return moment.version
+
+
 @dataclass(frozen=True, kw_only=True)
 class BusyJob:
     """A job that a person requested but that was left out, since another run is writing it."""
@@ -331,8 +341,8 @@ def make_startable(deployment: Deployment, jobs: Collection[Job]) -> None:
     deployment.log.repair([job.key for job in jobs if job.state is JobState.ERROR])
 
 
-def get_run_tenants(context: AssetExecutionContext, source: SourceTable) -> list[str]:
-    """The tenants of a run. Raises Failure if it names none."""
+def get_run_partitions(context: AssetExecutionContext, source: SourceTable) -> list[str]:
+    """The partitions of a run. Raises Failure if it names none."""
     if not (context.has_partition_key or context.has_partition_key_range):
         raise Failure(format_no_tenant_message(source.name), allow_retries=False)
     return list(context.partition_keys)

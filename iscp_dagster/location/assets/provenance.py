@@ -21,8 +21,8 @@ from iscp_dagster.model.declared.lineage import find_parents
 from iscp_dagster.model.declared.tables import SourceTable
 
 EARLIER = "1"
-"""Points before all of a tenant's events: Dagster compares that version with the latest, and takes
-a missing pointer for the latest."""
+"""Points before all of a partition's events: Dagster compares that version with the latest, and
+takes a missing pointer for the latest."""
 
 LATEST = str(2**63 - 1)
 """Points after all events."""
@@ -30,7 +30,7 @@ LATEST = str(2**63 - 1)
 
 @dataclass(frozen=True, kw_only=True)
 class Provenance:
-    """What Dagster knows about a source's tenants: latest data versions and their events."""
+    """What Dagster knows about a source's partitions: latest data versions and their events."""
 
     key: AssetKey
     run_id: str
@@ -41,15 +41,19 @@ class Provenance:
 
     @classmethod
     def read_instance(
-        cls, instance: DagsterInstance, source: SourceTable, tenants: Collection[str], run_id: str
+        cls,
+        instance: DagsterInstance,
+        source: SourceTable,
+        partitions: Collection[str],
+        run_id: str,
     ) -> Provenance:
-        """Query the instance. Costs two statements per 5,000 tenants."""
+        """Query the instance. Costs two statements per 5,000 partitions."""
         key, pointers = get_source_asset_key(source), dict[str, int]()
-        for portion in split_for_statements(sorted(tenants)):
+        for portion in split_for_statements(sorted(partitions)):
             pointers |= instance.event_log_storage.get_latest_storage_id_by_partition(
                 key, get_version_event_type(source), set(portion)
             )
-        versions = read_reported_versions(instance, source, tenants)
+        versions = read_reported_versions(instance, source, partitions)
         return cls(
             key=key,
             run_id=run_id,
@@ -58,13 +62,18 @@ class Provenance:
             views=get_view_keys(source),
         )
 
-    def build_tags(self, name: str, tenant: str, upto: int) -> Mapping[str, str]:
-        """The tags for the tenant's rows, which agree with the source up to `upto`.
+    def build_tags(
+        self, name: str, partition: str, upto: int, *, complete: bool = True
+    ) -> Mapping[str, str]:
+        """The tags for the partition's rows, which agree with the source up to `upto`.
 
-        If the source has changed since, they mark the rows as stale.
+        If the source has changed since, or not all of them agree with it (`complete`), they mark
+        the rows as stale.
         """
-        version = self.versions.get(tenant) or internals.DEFAULT_DATA_VERSION.value
-        pointer = str(self.pointers.get(tenant, internals.NULL_EVENT_POINTER))
+        version = self.versions.get(partition) or internals.DEFAULT_DATA_VERSION.value
+        pointer = str(self.pointers.get(partition, internals.NULL_EVENT_POINTER))
+        if not complete and version.isdigit():
+            upto = min(upto, int(version) - 1)
         if version.isdigit() and int(version) > upto:
             version, pointer = str(upto), EARLIER
         return {

@@ -20,13 +20,20 @@ import dagster as dg
 
 from iscp_dagster.joblog.iterations import FailedStep
 from iscp_dagster.joblog.sql.statements import split_for_statements
+from iscp_dagster.location.assets.bucket_reports import build_bucket_materializations
 from iscp_dagster.location.assets.data_versions import (
     AssetEvent,
     DataVersions,
     read_latest_versions,
 )
-from iscp_dagster.location.assets.io_manager import build_outcome_metadata
-from iscp_dagster.location.assets.iterations import InStepJob, Iterations, JobOutcome
+from iscp_dagster.location.assets.io_manager import build_outcome_metadata, read_table_metadata
+from iscp_dagster.location.assets.iterations import (
+    InStepJob,
+    Iterations,
+    JobOutcome,
+    ServedOutcome,
+    get_agreed_version,
+)
 from iscp_dagster.location.assets.metadata import build_consumer_metadata, try_read_event_counts
 from iscp_dagster.location.assets.provenance import Provenance
 from iscp_dagster.location.assets.source_check import build_check_evaluation
@@ -36,6 +43,7 @@ from iscp_dagster.location.internals import (
     DagsterEventBatchMetadata,
 )
 from iscp_dagster.location.names import get_job_asset_key
+from iscp_dagster.location.partitions import get_partition
 from iscp_dagster.model.declared.tables import SourceTable
 from iscp_dagster.model.jobs import Job, JobKey
 from iscp_dagster.model.moment import START
@@ -50,8 +58,6 @@ from iscp_dagster.sync.deployment import Deployment
 from iscp_dagster.sync.iteration.outcomes import RowDelivery
 
 Context = dg.AssetExecutionContext | dg.OpExecutionContext
-ServedOutcome = RowDelivery | InStepJob
-"""An outcome whose rows are served."""
 ReportedEvent = AssetEvent | dg.AssetCheckEvaluation
 ReportOutcomes = Callable[[Sequence[ServedOutcome], Sequence[JobOutcome]], None]
 BATCH = 200
@@ -198,12 +204,28 @@ def build_materializations(
     outcomes: Sequence[ServedOutcome],
     run_id: str,
 ) -> Iterator[dg.AssetMaterialization]:
-    """One for each outcome, as a run for only that tenant would report it."""
+    """One for each outcome, as a run for only that tenant would report it; or for each bucket."""
     declared = {consumer.name for consumer in source.consumers}
-    tenants = {outcome.tenant for outcome in outcomes if outcome.job_name in declared}
-    provenance = Provenance.read_instance(instance, source, tenants, run_id)
+    partitions = {
+        get_partition(source, outcome.tenant)
+        for outcome in outcomes
+        if outcome.job_name in declared
+    }
+    provenance = Provenance.read_instance(instance, source, partitions, run_id)
     tables: dict[int, Mapping[str, Any]] = {}
     events = cache(partial(try_read_event_counts, deployment, source))
+    if source.buckets:
+        stores = {
+            outcome.job_name: outcome.store
+            for outcome in outcomes
+            if isinstance(outcome, RowDelivery)
+        }
+        facts = {
+            name: {**(read_table_metadata(store) if store else {}), **events(name)}
+            for name, store in stores.items()
+        }
+        yield from build_bucket_materializations(deployment, source, outcomes, provenance, facts)
+        return
     for outcome in outcomes:
         tags = (
             provenance.build_tags(outcome.job_name, outcome.tenant, get_agreed_version(outcome))
@@ -252,10 +274,14 @@ def _store_planned_events(context: Context, source: SourceTable, keys: Iterable[
     """Plan to materialize the partitions of declared jobs in a run that will fail."""
     declared = {consumer.name for consumer in source.consumers}
     step = context.get_step_execution_context()
+    # Lazy, so that an interrupted run stops between two.
+    planned = set[tuple[str, str]]()
     for key in keys:
-        if key.job_name in declared:
+        name, partition = key.job_name, get_partition(source, key.tenant)
+        if name in declared and (name, partition) not in planned:
+            planned.add((name, partition))
             planned_data = AssetMaterializationPlannedData(
-                get_job_asset_key(source, key.job_name), partition=key.tenant
+                get_job_asset_key(source, name), partition=partition
             )
             event = dg.DagsterEvent.build_asset_materialization_planned_event(
                 step.job_name, step.step.key, planned_data
@@ -278,18 +304,20 @@ def find_unmarked_errors(
     unmarked: list[Job] = []
     for name, errors in errors_by_name.items():
         attempts = _find_latest_attempts(instance, source, name) if errors else {}
-        failed = _find_failed_runs(instance, {attempts.get(job.key.tenant, "") for job in errors})
-        unmarked += [job for job in errors if attempts.get(job.key.tenant, "") not in failed]
+        runs = [attempts.get(get_partition(source, job.key.tenant), "") for job in errors]
+        failed = _find_failed_runs(instance, set(runs))
+        unmarked += [job for job, run in zip(errors, runs, strict=True) if run not in failed]
     return unmarked
 
 
 def _find_latest_attempts(
     instance: dg.DagsterInstance, source: SourceTable, name: str
 ) -> dict[str, str]:
-    """By tenant, the latest run that planned to materialize it but did not."""
+    """By partition, the latest run that planned to materialize it but did not."""
     read_attempts = instance.event_log_storage.get_latest_asset_partition_materialization_attempts_without_materializations  # noqa: E501
     return {
-        tenant: run for tenant, (run, _) in read_attempts(get_job_asset_key(source, name)).items()
+        partition: run
+        for partition, (run, _) in read_attempts(get_job_asset_key(source, name)).items()
     }
 
 
@@ -315,21 +343,24 @@ def find_unreported_jobs(
     get_name = attrgetter("key.job_name")
     for name, group in groupby(sorted(jobs, key=get_name), key=get_name):
         served = [job for job in group if job.watermark.version > START.version]
+        partitions = [get_partition(source, job.key.tenant) for job in served]
         reported = read_latest_versions(
-            instance, get_job_asset_key(source, name), kind, [job.key.tenant for job in served]
+            instance, get_job_asset_key(source, name), kind, set(partitions)
         )
+        is_unreported = _is_newer_than_bucket if source.buckets else _is_unreported
         unreported += [
             InStepJob(job=job)
-            for job in served
-            if _is_unreported(job, reported.get(job.key.tenant))
+            for job, partition in zip(served, partitions, strict=True)
+            if is_unreported(job, reported.get(partition))
         ]
     return unreported
 
 
-def get_agreed_version(outcome: ServedOutcome) -> int:
-    """The last source version that its rows are known to agree with."""
-    moment = outcome.job.watermark if isinstance(outcome, InStepJob) else outcome.to
-    return moment.version
+def _is_newer_than_bucket(job: Job, version: str | None) -> bool:
+    """Whether the job has later rows than any that were reported of its bucket."""
+    if version is None or not version.isdigit():
+        return True
+    return InStepJob(job=job).data_version > int(version)
 
 
 def _is_unreported(job: Job, version: str | None) -> bool:

@@ -9,10 +9,11 @@ import dagster as dg
 from iscp_dagster.delta.log.deltalog import DeltaLog
 from iscp_dagster.delta.log.files import to_spark_path
 from iscp_dagster.location.assets.data_versions import AssetEvent, DataVersions, build_version_event
-from iscp_dagster.location.assets.iterations import get_run_tenants
+from iscp_dagster.location.assets.iterations import get_run_partitions
 from iscp_dagster.location.assets.metadata import read_log_facts
 from iscp_dagster.location.assets.source_check import build_check_evaluation
-from iscp_dagster.location.names import build_partitions_def, get_load_op_name, get_source_asset_key
+from iscp_dagster.location.names import get_load_op_name, get_source_asset_key
+from iscp_dagster.location.partitions import build_partitions_def, list_partition_tenants
 from iscp_dagster.location.run_context import hold_run_lease
 from iscp_dagster.model.declared.tables import SourceTable
 from iscp_dagster.planning.table_problems import find_problems
@@ -78,7 +79,8 @@ def build_source_asset(source: SourceTable, load: Callable[[Load], object]) -> d
         context: dg.AssetExecutionContext,
     ) -> Iterator[AssetEvent | dg.AssetCheckEvaluation]:
         deployment: Deployment = context.resources.iscp.create_deployment()
-        tenants = tuple(get_run_tenants(context, source))
+        partitions = get_run_partitions(context, source)
+        tenants = tuple(list_partition_tenants(deployment, source, partitions, to_load=True))
         with hold_run_lease(deployment, context.run):
             with deployment.open_private_session() as spark:
                 load(
@@ -95,10 +97,10 @@ def build_source_asset(source: SourceTable, load: Callable[[Load], object]) -> d
             versions = DataVersions(
                 context.instance, source, delta_log, delta_log.get_latest_moment().version
             )
-            # Not as the step's output, which would give every tenant the same version.
-            for tenant in tenants:
-                current = versions.get_current_version(tenant)
-                yield build_version_event(source, tenant, current, facts)
+            # Not as the step's output, which would give every partition the same version.
+            for partition in partitions:
+                current = versions.get_current_version(partition)
+                yield build_version_event(source, partition, current, facts)
             # Otherwise Dagster would show the table's check as older than the load.
             yield build_check_evaluation(source, find_problems(deployment, source))
 

@@ -11,6 +11,7 @@ from iscp_dagster.location.assets.data_versions import AssetEvent, build_version
 from iscp_dagster.location.assets.metadata import try_read_log_facts
 from iscp_dagster.location.assets.source_check import build_check_evaluation
 from iscp_dagster.location.names import NEWS
+from iscp_dagster.location.partitions import group_by_partition
 from iscp_dagster.location.sensor.preview import is_trial
 from iscp_dagster.location.sensor.runner import Lookout
 from iscp_dagster.model.declared.tables import SourceTable
@@ -55,11 +56,13 @@ def build_news_sensor(lookout: Lookout) -> dg.SensorDefinition:
 def build_version_events(
     news: Sequence[TenantNews], delta_log_of: Callable[[SourceTable], DeltaLog]
 ) -> Iterator[AssetEvent]:
-    """A new data version for every changed tenant, so that Dagster shows its indexes as stale."""
+    """A new data version for every changed partition, so that Dagster shows indexes as stale."""
     for table_news in news:
-        facts = try_read_log_facts(delta_log_of(table_news.source)) if table_news.versions else {}
-        for tenant, version in table_news.versions.items():
-            yield build_version_event(table_news.source, tenant, version, facts)
+        source, versions = table_news.source, table_news.versions
+        facts = try_read_log_facts(delta_log_of(source)) if versions else {}
+        for partition, tenants in group_by_partition(source, versions).items():
+            version = max(versions[tenant] for tenant in tenants)
+            yield build_version_event(source, partition, version, facts)
 
 
 def build_check_results(

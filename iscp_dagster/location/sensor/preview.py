@@ -64,7 +64,7 @@ def build_partition_requests(
     """Requests for the partitions that a tick would have added before its runs."""
     tenants_by_name: dict[str, set[str]] = {}
     for dispatch in dispatches:
-        if dispatch.source.tenant is not None:
+        if dispatch.source.tenant is not None and not dispatch.source.buckets:
             tenants_by_name.setdefault(get_partitions_name(dispatch.source), set()).update(
                 dispatch.iteration.tenants
             )

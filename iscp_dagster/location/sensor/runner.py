@@ -218,7 +218,8 @@ def build_run_request(dispatch: Dispatch) -> dg.RunRequest:
         for consumer in source.consumers
         if consumer.name in job_names
     ]
-    if others or not selected:
+    # A run of assets would plan to materialize whole buckets.
+    if others or not selected or source.buckets:
         return dg.RunRequest(
             run_key=dispatch.name, job_name=get_batch_sync_job_name(source), tags=tags
         )
@@ -238,10 +239,10 @@ def add_partitions(
     sources: Sequence[SourceTable],
     present: Mapping[str, Sequence[str]],
 ) -> None:
-    """Make every tenant a partition. Idempotent."""
+    """Make every tenant a partition, unless tenants share buckets. Idempotent."""
     for source in sources:
         tenants = present.get(source.name)
-        if source.tenant is not None and tenants:
+        if source.tenant is not None and not source.buckets and tenants:
             # In portions: Dagster puts all of them into one statement.
             for portion in split_for_statements(tenants):
                 instance.add_dynamic_partitions(get_partitions_name(source), portion)

@@ -55,6 +55,7 @@ ORDERS = f"""
 name: shop.orders
 key: [id, line]
 tenant: tenant
+buckets: 8
 path: "{{{{ env.ORDERS }}}}"
 on_replace: rebuild
 nulls: json

@@ -1,0 +1,135 @@
+"""What Dagster shows of a bucket of tenants: one materialization for each index and scan."""
+
+from __future__ import annotations
+
+from collections import Counter, defaultdict
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import dagster as dg
+
+from iscp_dagster.location.assets.iterations import (
+    InStepJob,
+    ServedOutcome,
+    get_agreed_version,
+)
+from iscp_dagster.location.assets.provenance import Provenance
+from iscp_dagster.location.internals import DATA_VERSION_TAG
+from iscp_dagster.location.names import get_job_asset_key
+from iscp_dagster.location.partitions import get_partition
+from iscp_dagster.model.declared.tables import SourceTable
+from iscp_dagster.model.jobs import Job
+from iscp_dagster.model.states import JobState
+from iscp_dagster.sync.deployment import Deployment
+from iscp_dagster.sync.iteration.outcomes import RowDelivery
+
+FEW = 20
+"""The most tenants of which a materialization shows each."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class UnsettledJobs:
+    """The jobs of a table that are not in step, by index and bucket."""
+
+    jobs: Mapping[tuple[str, str], Sequence[Job]]
+
+    @classmethod
+    def read_log(cls, deployment: Deployment, source: SourceTable, table_id: str) -> UnsettledJobs:
+        """Read the log: its cost follows the jobs that are not in step."""
+        by_bucket: dict[tuple[str, str], list[Job]] = defaultdict(list)
+        for state in (JobState.PENDING, JobState.RUNNING, JobState.ERROR):
+            for job in deployment.log.list_jobs(table_id=table_id, state=state):
+                bucket = get_partition(source, job.key.tenant)
+                by_bucket[job.key.job_name, bucket].append(job)
+        return cls(jobs=by_bucket)
+
+    def describe(self, job_name: str, bucket: str, upto: int) -> Mapping[str, Any]:
+        """How many of the bucket's tenants are in error or behind, and the oldest watermark."""
+        jobs = self.jobs.get((job_name, bucket), ())
+        in_error = sum(job.state is JobState.ERROR for job in jobs)
+        return {
+            "tenants_in_error": in_error,
+            "tenants_behind": len(jobs) - in_error,
+            "oldest_watermark": min([upto, *(job.watermark.version for job in jobs)]),
+        }
+
+
+def build_bucket_materializations(
+    deployment: Deployment,
+    source: SourceTable,
+    outcomes: Sequence[ServedOutcome],
+    provenance: Provenance,
+    tables: Mapping[str, Mapping[str, Any]],
+) -> Iterator[dg.AssetMaterialization]:
+    """One for each index and bucket; `tables` has each index's table for the metadata, by name.
+
+    The bucket is stale for Dagster until none of its tenants is behind.
+    """
+    if not outcomes:
+        return
+    declared = {consumer.name for consumer in source.consumers}
+    unsettled = UnsettledJobs.read_log(deployment, source, _get_table_id(outcomes[0]))
+    groups: dict[tuple[str, str], list[ServedOutcome]] = defaultdict(list)
+    for outcome in outcomes:
+        groups[outcome.job_name, get_partition(source, outcome.tenant)].append(outcome)
+    for (name, bucket), group in sorted(groups.items()):
+        upto = max(map(get_agreed_version, group))
+        complete = not unsettled.jobs.get((name, bucket))
+        tags = provenance.build_tags(name, bucket, upto, complete=complete)
+        yield dg.AssetMaterialization(
+            asset_key=get_job_asset_key(source, name),
+            partition=bucket,
+            metadata={
+                **summarize_outcomes(group),
+                **unsettled.describe(name, bucket, upto),
+                **tables.get(name, {}),
+            },
+            tags={
+                **(tags if name in declared else {}),
+                DATA_VERSION_TAG: str(max(outcome.data_version for outcome in group)),
+            },
+        )
+
+
+def summarize_outcomes(outcomes: Collection[ServedOutcome]) -> dict[str, Any]:
+    """How many tenants and rows were moved; each tenant where they are few."""
+    delivered = [outcome for outcome in outcomes if isinstance(outcome, RowDelivery)]
+    reads = Counter(delivery.plan.kind.value for delivery in delivered)
+    lags = [
+        (delivery.published - delivery.to.at).total_seconds()
+        for delivery in delivered
+        if delivery.published is not None
+    ]
+    return {
+        "tenants": len({outcome.tenant for outcome in outcomes}),
+        "rows_inserted": sum(delivery.inserted for delivery in delivered),
+        "rows_deleted": sum(delivery.deleted for delivery in delivered),
+        "bytes": sum(delivery.bytes for delivery in delivered),
+        "to_version": max(map(get_agreed_version, outcomes)),
+        "read": ", ".join(f"{kind}: {count} tenants" for kind, count in sorted(reads.items()))
+        or "nothing: already in step with the source",
+        **({"lag_seconds": round(max(lags), 3)} if lags else {}),
+        **({"by_tenant": _tabulate(outcomes)} if len(outcomes) <= FEW else {}),
+    }
+
+
+def _tabulate(outcomes: Collection[ServedOutcome]) -> dg.MetadataValue[Any]:
+    return dg.MetadataValue.table(
+        [
+            dg.TableRecord(
+                {
+                    "tenant": outcome.tenant,
+                    "to_version": get_agreed_version(outcome),
+                    "rows_inserted": outcome.inserted if isinstance(outcome, RowDelivery) else 0,
+                    "rows_deleted": outcome.deleted if isinstance(outcome, RowDelivery) else 0,
+                }
+            )
+            for outcome in outcomes
+        ]
+    )
+
+
+def _get_table_id(outcome: ServedOutcome) -> str:
+    job = outcome.job if isinstance(outcome, InStepJob) else outcome.claim
+    return job.key.table_id

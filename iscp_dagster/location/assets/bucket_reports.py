@@ -9,6 +9,7 @@ from typing import Any
 
 import dagster as dg
 
+from iscp_dagster.location.assets.data_versions import read_latest_versions
 from iscp_dagster.location.assets.iterations import (
     InStepJob,
     ServedOutcome,
@@ -55,41 +56,65 @@ class UnsettledJobs:
         }
 
 
-def build_bucket_materializations(
-    deployment: Deployment,
-    source: SourceTable,
-    outcomes: Sequence[ServedOutcome],
-    provenance: Provenance,
-    tables: Mapping[str, Mapping[str, Any]],
-) -> Iterator[dg.AssetMaterialization]:
-    """One for each index and bucket; `tables` has each index's table for the metadata, by name.
+@dataclass(frozen=True, kw_only=True)
+class BucketReports:
+    """Builds the materializations of `source` as `provenance` and the log know it."""
 
-    The bucket is stale for Dagster until none of its tenants is behind.
-    """
-    if not outcomes:
-        return
-    declared = {consumer.name for consumer in source.consumers}
-    unsettled = UnsettledJobs.read_log(deployment, source, _get_table_id(outcomes[0]))
-    groups: dict[tuple[str, str], list[ServedOutcome]] = defaultdict(list)
-    for outcome in outcomes:
-        groups[outcome.job_name, get_partition(source, outcome.tenant)].append(outcome)
-    for (name, bucket), group in sorted(groups.items()):
-        upto = max(map(get_agreed_version, group))
+    instance: dg.DagsterInstance
+    deployment: Deployment
+    source: SourceTable
+    provenance: Provenance
+    tables: Mapping[str, Mapping[str, Any]]
+    """What the metadata say of each index's table, by the index's name."""
+
+    def build_materializations(
+        self, outcomes: Sequence[ServedOutcome]
+    ) -> Iterator[dg.AssetMaterialization]:
+        """One for each index and bucket.
+
+        The bucket is stale for Dagster until none of its tenants is behind.
+        """
+        if not outcomes:
+            return
+        unsettled = UnsettledJobs.read_log(self.deployment, self.source, _get_table_id(outcomes[0]))
+        by_name: dict[str, dict[str, list[ServedOutcome]]] = defaultdict(lambda: defaultdict(list))
+        for outcome in outcomes:
+            bucket = get_partition(self.source, outcome.tenant)
+            by_name[outcome.job_name][bucket].append(outcome)
+        for name, by_bucket in sorted(by_name.items()):
+            reported = self._read_reported_versions(name, by_bucket)
+            for bucket, group in sorted(by_bucket.items()):
+                yield self._build_materialization(name, bucket, group, unsettled, reported)
+
+    def _build_materialization(
+        self,
+        name: str,
+        bucket: str,
+        outcomes: Sequence[ServedOutcome],
+        unsettled: UnsettledJobs,
+        reported: Mapping[str, int],
+    ) -> dg.AssetMaterialization:
+        upto = max(map(get_agreed_version, outcomes))
         complete = not unsettled.jobs.get((name, bucket))
-        tags = provenance.build_tags(name, bucket, upto, complete=complete)
-        yield dg.AssetMaterialization(
-            asset_key=get_job_asset_key(source, name),
+        is_declared = name in {consumer.name for consumer in self.source.consumers}
+        tags = self.provenance.build_tags(name, bucket, upto, complete=complete)
+        latest = max([reported.get(bucket, 0), *(outcome.data_version for outcome in outcomes)])
+        return dg.AssetMaterialization(
+            asset_key=get_job_asset_key(self.source, name),
             partition=bucket,
             metadata={
-                **summarize_outcomes(group),
+                **summarize_outcomes(outcomes),
                 **unsettled.describe(name, bucket, upto),
-                **tables.get(name, {}),
+                **self.tables.get(name, {}),
             },
-            tags={
-                **(tags if name in declared else {}),
-                DATA_VERSION_TAG: str(max(outcome.data_version for outcome in group)),
-            },
+            tags={**(tags if is_declared else {}), DATA_VERSION_TAG: str(latest)},
         )
+
+    def _read_reported_versions(self, name: str, buckets: Collection[str]) -> Mapping[str, int]:
+        """The versions last reported of the index, by bucket."""
+        key, kind = get_job_asset_key(self.source, name), dg.DagsterEventType.ASSET_MATERIALIZATION
+        versions = read_latest_versions(self.instance, key, kind, buckets)
+        return {bucket: int(text) for bucket, text in versions.items() if text.isdigit()}
 
 
 def summarize_outcomes(outcomes: Collection[ServedOutcome]) -> dict[str, Any]:

@@ -20,7 +20,7 @@ import dagster as dg
 
 from iscp_dagster.joblog.iterations import FailedStep
 from iscp_dagster.joblog.sql.statements import split_for_statements
-from iscp_dagster.location.assets.bucket_reports import build_bucket_materializations
+from iscp_dagster.location.assets.bucket_reports import BucketReports
 from iscp_dagster.location.assets.data_versions import (
     AssetEvent,
     DataVersions,
@@ -224,7 +224,14 @@ def build_materializations(
             name: {**(read_table_metadata(store) if store else {}), **events(name)}
             for name, store in stores.items()
         }
-        yield from build_bucket_materializations(deployment, source, outcomes, provenance, facts)
+        reports = BucketReports(
+            instance=instance,
+            deployment=deployment,
+            source=source,
+            provenance=provenance,
+            tables=facts,
+        )
+        yield from reports.build_materializations(outcomes)
         return
     for outcome in outcomes:
         tags = (

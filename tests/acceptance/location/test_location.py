@@ -377,6 +377,79 @@ def test_a_partition_that_is_behind_shows_as_such_until_it_is_materialized(locat
     location.table.check()
 
 
+def test_tenants_in_buckets_show_as_buckets(locate):
+    location = locate(buckets=2)
+    location.table.create()
+    location.table.sql("INSERT INTO {t} VALUES " + rows(1, tenant="a"))
+    for tenant in "bcd":
+        location.table.insert(1, tenant=tenant)
+    location.follow()
+    node = location.defs.resolve_asset_graph().get(location.keys[0])
+    even, odd = node.partitions_def.get_partition_keys()
+    assert (even, odd) == ("bucket-0", "bucket-1")
+    assert location.status(even) == location.status(odd) == {StaleStatus.FRESH}
+    served = location.table.view(location.source.indexes[0], "__rows")
+    query = f"SELECT DISTINCT _partition_id FROM {served} ORDER BY 1"
+    assert location.table.query(query) == [("0",), ("1",)]
+    location.table.insert(2, tenant="a")
+    (request,) = location.tick().run_requests
+    assert request.partition_key is None
+    assert location.status(even) == {StaleStatus.STALE}
+    assert location.status(odd) == {StaleStatus.FRESH}
+    events = location.materializations(location.requested(request))
+    assert {event.materialization.partition for event in events} == {even}
+    facts = {name: told.value for name, told in events[0].materialization.metadata.items()}
+    assert {name: facts[name] for name in IN_BUCKETS} == IN_BUCKETS
+    assert location.status(even) == {StaleStatus.FRESH}
+    # By hand all tenants of the bucket are brought in step.
+    location.table.insert(3, tenant="c")
+    location.table.insert(4, tenant="b")
+    location.run(location.keys, even)
+    (request,) = location.tick().run_requests
+    assert location.status(even) == {StaleStatus.FRESH}
+    assert location.status(odd) == {StaleStatus.STALE}
+    location.requested(request)
+    assert location.status(odd) == {StaleStatus.FRESH}
+    assert location.data_versions(even) == {str(location.table.version)}
+    location.table.check()
+
+
+IN_BUCKETS = {
+    "tenants": 1,
+    "rows_inserted": 1,
+    "tenants_in_error": 0,
+    "tenants_behind": 0,
+    "read": "tail: 1 tenants",
+}
+
+
+def test_a_bucket_is_stale_until_each_of_its_tenants_is_in_step(locate):
+    location = locate(buckets=2)
+    location.table.create()
+    for tenant in "abc":
+        location.table.insert(1, tenant=tenant)
+    location.follow()
+    location.table.insert(2, tenant="c")
+    location.table.sql("INSERT INTO {t} VALUES ('a', 2, 'x', array(1, 2, 3))")
+    (request,) = location.tick().run_requests
+    failed = location.run(None, None, request.tags, job_name=request.job_name, fails=True)
+    mirror, vector = location.keys
+    assert location.status("bucket-1") == {StaleStatus.FRESH}
+    assert location.status("bucket-0", [mirror]) == {StaleStatus.FRESH}
+    assert location.status("bucket-0", [vector]) == {StaleStatus.STALE}
+    (event,) = [
+        event.materialization
+        for event in location.materializations(failed)
+        if (event.materialization.asset_key, event.partition) == (vector, "bucket-0")
+    ]
+    assert event.metadata["tenants_in_error"].value == 1
+    assert event.metadata["oldest_watermark"].value < event.metadata["to_version"].value
+    location.table.sql("DELETE FROM {t} WHERE id = 2 AND tenant = 'a'")
+    location.run(location.keys, "bucket-0")
+    assert location.status("bucket-0") == {StaleStatus.FRESH}
+    location.table.check()
+
+
 def test_whoever_is_ahead_of_the_runner_is_not_behind_its_news(location_of_two):
     location = location_of_two
     location.table.insert(1, tenant="a")

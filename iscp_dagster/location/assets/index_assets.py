@@ -8,7 +8,6 @@ from dataclasses import replace
 import dagster as dg
 
 from iscp_dagster.location.assets.backfills import list_taken_partitions, take_over_queued_runs
-from iscp_dagster.location.assets.data_versions import DataVersions
 from iscp_dagster.location.assets.io_manager import get_index_writer, get_required_resources
 from iscp_dagster.location.assets.iterations import (
     InStepJob,
@@ -20,8 +19,9 @@ from iscp_dagster.location.assets.iterations import (
     raise_failures,
 )
 from iscp_dagster.location.assets.metadata import try_read_event_counts
-from iscp_dagster.location.assets.provenance import build_view_tags, get_view_keys
-from iscp_dagster.location.assets.reporting import (
+from iscp_dagster.location.assets.reports.data_versions import DataVersions
+from iscp_dagster.location.assets.reports.provenance import build_view_tags, get_view_keys
+from iscp_dagster.location.assets.reports.reporting import (
     ReportedEvent,
     build_materializations,
     build_news_events,

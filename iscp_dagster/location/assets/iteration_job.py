@@ -22,7 +22,7 @@ from iscp_dagster.location.assets.iterations import (
     ServedOutcome,
     raise_failures,
 )
-from iscp_dagster.location.assets.reporting import find_unreported_jobs, sync_tenants
+from iscp_dagster.location.assets.reports.reporting import find_unreported_jobs, sync_tenants
 from iscp_dagster.location.internals import UnresolvedAssetJobDefinition
 from iscp_dagster.location.run_context import hold_run_lease
 from iscp_dagster.model.consumers.kinds import get_consumer_kind

@@ -8,8 +8,8 @@ from typing import Any
 import dagster as dg
 from pydantic import Field
 
-from iscp_dagster.location.assets.data_versions import get_version_event_type
-from iscp_dagster.location.assets.reporting import report_indexes
+from iscp_dagster.location.assets.reports.data_versions import get_version_event_type
+from iscp_dagster.location.assets.reports.reporting import report_indexes
 from iscp_dagster.location.names import (
     get_batch_sync_job_name,
     get_source_asset_key,

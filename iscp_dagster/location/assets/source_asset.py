@@ -8,9 +8,13 @@ import dagster as dg
 
 from iscp_dagster.delta.log.deltalog import DeltaLog
 from iscp_dagster.delta.log.files import to_spark_path
-from iscp_dagster.location.assets.data_versions import AssetEvent, DataVersions, build_version_event
 from iscp_dagster.location.assets.iterations import get_run_partitions
 from iscp_dagster.location.assets.metadata import read_log_facts
+from iscp_dagster.location.assets.reports.data_versions import (
+    AssetEvent,
+    DataVersions,
+    build_version_event,
+)
 from iscp_dagster.location.assets.source_check import build_check_evaluation
 from iscp_dagster.location.names import get_load_op_name, get_source_asset_key
 from iscp_dagster.location.partitions import build_partitions_def, list_partition_tenants

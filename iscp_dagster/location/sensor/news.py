@@ -7,8 +7,8 @@ from collections.abc import Callable, Iterator, Sequence
 import dagster as dg
 
 from iscp_dagster.delta.log.deltalog import DeltaLog
-from iscp_dagster.location.assets.data_versions import AssetEvent, build_version_event
 from iscp_dagster.location.assets.metadata import try_read_log_facts
+from iscp_dagster.location.assets.reports.data_versions import AssetEvent, build_version_event
 from iscp_dagster.location.assets.source_check import build_check_evaluation
 from iscp_dagster.location.names import NEWS
 from iscp_dagster.location.partitions import group_by_partition

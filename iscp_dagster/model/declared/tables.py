@@ -328,7 +328,7 @@ def _check_buckets(source: SourceTable) -> None:
     ):
         raise ConfigError(
             f"Source table {source.name!r}: buckets={buckets!r} is not a number from 1 to "
-            f"{MOST_BUCKETS}; each bucket is a partition of every index table. Try buckets=64."
+            f"{MOST_BUCKETS:,}; each bucket is a partition of every index table. Try buckets=64."
         )
     if source.tenant is None:
         raise ConfigError(

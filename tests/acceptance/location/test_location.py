@@ -33,7 +33,7 @@ from dagster._grpc.impl import get_external_sensor_execution
 from iscp_dagster import FullText, Mirror, SourceTable, Vector
 from iscp_dagster.local.services.settings import get_repository
 from iscp_dagster.location.assets import index_assets
-from iscp_dagster.location.assets.reporting import sync_tenants
+from iscp_dagster.location.assets.reports.reporting import sync_tenants
 from iscp_dagster.location.build import build_definitions
 from iscp_dagster.location.names import (
     TENANT_COUNT_TAG,

@@ -17,8 +17,8 @@ from dagster._core.definitions.data_version import (
 from test_location import TWO, again_tags, load, locating, range_tags, tenants_name
 
 from iscp_dagster import Mirror
-from iscp_dagster.location.assets import reporting
-from iscp_dagster.location.assets.data_versions import get_version_event_type
+from iscp_dagster.location.assets.reports import reporting
+from iscp_dagster.location.assets.reports.data_versions import get_version_event_type
 from iscp_dagster.location.names import get_source_asset_key
 from iscp_dagster.model.errors import UnavailableError
 from iscp_dagster.model.states import JobState

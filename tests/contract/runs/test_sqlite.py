@@ -22,7 +22,7 @@ from sqlalchemy import Engine, event
 
 from iscp_dagster.local.services.dagster_server import prepare
 from iscp_dagster.local.stack import plan
-from iscp_dagster.location.assets.reporting import store_events
+from iscp_dagster.location.assets.reports.reporting import store_events
 from iscp_dagster.model.errors import ConfigError
 from iscp_dagster.model.variables import DAGSTER_HOME, EVENT_BATCH_SIZE
 from iscp_dagster.runs.output import OutputInFiles

@@ -13,7 +13,7 @@ from dagster._core.test_utils import create_run_for_test
 from iscp_dagster.local.services import dagster_server
 from iscp_dagster.local.services.settings import build_child_environment, get_repository
 from iscp_dagster.local.stack import plan
-from iscp_dagster.location.assets.reporting import BATCH
+from iscp_dagster.location.assets.reports.reporting import BATCH
 from iscp_dagster.model.variables import EVENT_BATCH_SIZE
 from iscp_dagster.runs.server import report_left_behind_runs
 from iscp_dagster.runs.server_address import SERVER_TAG, RunServerAddress

@@ -8,8 +8,11 @@ import pytest
 
 from iscp_dagster import Mirror, SourceTable
 from iscp_dagster.api.environment import parse_run_retention
-from iscp_dagster.location.assets.data_versions import build_version_event, read_reported_versions
 from iscp_dagster.location.assets.maintenance import PRUNE, find_kept_event_types
+from iscp_dagster.location.assets.reports.data_versions import (
+    build_version_event,
+    read_reported_versions,
+)
 from iscp_dagster.location.build import build_shared_definitions
 from iscp_dagster.location.names import get_index_asset_key, get_source_asset_key, get_sync_job_name
 from iscp_dagster.model.errors import ConfigError

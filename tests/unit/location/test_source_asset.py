@@ -10,7 +10,7 @@ from dagster._core.loader import LoadingContextForTest
 
 from iscp_dagster import Mirror, SourceTable
 from iscp_dagster.delta.log.deltalog import DeltaLog
-from iscp_dagster.location.assets.data_versions import DataVersions
+from iscp_dagster.location.assets.reports.data_versions import DataVersions
 from iscp_dagster.location.assets.source_check import CHECK
 from iscp_dagster.location.build import build_definitions
 from iscp_dagster.location.names import get_partitions_name, get_source_asset_key

@@ -8,7 +8,7 @@ import pytest
 from dagster import AssetCheckEvaluation, AssetKey, AssetMaterialization
 from dagster._core.errors import DagsterExecutionInterruptedError
 
-from iscp_dagster.location.assets import reporting
+from iscp_dagster.location.assets.reports import reporting
 from iscp_dagster.model.errors import UnavailableError
 from support.errors import raises_naming
 

@@ -15,8 +15,8 @@ from iscp_dagster.joblog.iterations import FailedStep, Iteration
 from iscp_dagster.location.assets.io_manager import ClickHouseIOManager, OutcomeIOManager
 from iscp_dagster.location.assets.iterations import Iterations
 from iscp_dagster.location.names import get_partitions_name
-from iscp_dagster.location.partitions import build_partitions_def
 from iscp_dagster.location.outs import ParentFirstOutputs
+from iscp_dagster.location.partitions import build_partitions_def
 from iscp_dagster.location.sensor.recovery import LocationRuns
 from iscp_dagster.location.sensor.runner import build_run_request
 from iscp_dagster.model.consumers.kinds import get_consumer_kind

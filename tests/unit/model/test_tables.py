@@ -62,6 +62,15 @@ def test_names_come_from_the_declaration():
         (lambda: Vector("v", dimension=2, metric="manhattan"), ("'vector'", "'manhattan'")),
         (lambda: FullText([]), ("'text'", "text []")),
         (lambda: FullText("a", tokenizer=3), ("'text'", "tokenizer=3")),
+        (lambda: orders(buckets=0), ("'shop.orders'", "buckets=0", "1,024", "64")),
+        (lambda: orders(buckets=100_000), ("'shop.orders'", "buckets=100000")),
+        (lambda: orders(buckets=True), ("'shop.orders'", "buckets=True")),
+        (lambda: orders(buckets="64"), ("'shop.orders'", "buckets='64'")),
+        (lambda: orders(buckets=64, tenant=None), ("'shop.orders'", "tenant=")),
+        (
+            lambda: orders(key=(), buckets=64, indexes=[Mirror(append=True)]),
+            ("shop.orders/mirror", "append=True", "buckets=64"),
+        ),
     ],
 )
 def test_a_bad_declaration_names_culprit_and_remedy(declare, culprits):

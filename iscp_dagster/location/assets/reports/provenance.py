@@ -12,7 +12,7 @@ from dagster import AssetKey, DagsterInstance
 
 from iscp_dagster.joblog.sql.statements import split_for_statements
 from iscp_dagster.location import internals
-from iscp_dagster.location.assets.data_versions import (
+from iscp_dagster.location.assets.reports.data_versions import (
     get_version_event_type,
     read_reported_versions,
 )

@@ -9,13 +9,13 @@ from typing import Any
 
 import dagster as dg
 
-from iscp_dagster.location.assets.data_versions import read_latest_versions
 from iscp_dagster.location.assets.iterations import (
     InStepJob,
     ServedOutcome,
     get_agreed_version,
 )
-from iscp_dagster.location.assets.provenance import Provenance
+from iscp_dagster.location.assets.reports.data_versions import read_latest_versions
+from iscp_dagster.location.assets.reports.provenance import Provenance
 from iscp_dagster.location.internals import DATA_VERSION_TAG
 from iscp_dagster.location.names import get_job_asset_key
 from iscp_dagster.location.partitions import get_partition

@@ -20,12 +20,6 @@ import dagster as dg
 
 from iscp_dagster.joblog.iterations import FailedStep
 from iscp_dagster.joblog.sql.statements import split_for_statements
-from iscp_dagster.location.assets.bucket_reports import BucketReports
-from iscp_dagster.location.assets.data_versions import (
-    AssetEvent,
-    DataVersions,
-    read_latest_versions,
-)
 from iscp_dagster.location.assets.io_manager import build_outcome_metadata, read_table_metadata
 from iscp_dagster.location.assets.iterations import (
     InStepJob,
@@ -35,7 +29,13 @@ from iscp_dagster.location.assets.iterations import (
     get_agreed_version,
 )
 from iscp_dagster.location.assets.metadata import build_consumer_metadata, try_read_event_counts
-from iscp_dagster.location.assets.provenance import Provenance
+from iscp_dagster.location.assets.reports.bucket_reports import BucketReports
+from iscp_dagster.location.assets.reports.data_versions import (
+    AssetEvent,
+    DataVersions,
+    read_latest_versions,
+)
+from iscp_dagster.location.assets.reports.provenance import Provenance
 from iscp_dagster.location.assets.source_check import build_check_evaluation
 from iscp_dagster.location.internals import (
     DATA_VERSION_TAG,

@@ -29,6 +29,8 @@ NEVER = datetime.min.replace(tzinfo=timezone.utc)
 MOST_TENANTS = 1_000
 """Tenants read in one scan. Each has a partition in ClickHouse; a block with a thousand takes a
 second, one with ten thousand fifteen seconds."""
+MOST_TENANTS_IN_BUCKETS = 20_000
+"""The same where tenants share partitions: each scan then reads the files of all tenants."""
 MOST_BYTES = SMALL_BYTES
 """Bytes, as in the lake, of the tenants read in one scan; a larger tenant is read alone."""
 SCANS_PER_RUN = 8
@@ -134,7 +136,7 @@ def split_iteration(iteration: Iteration, delta_log: DeltaLog) -> list[Iteration
         iteration.select_jobs(key for tenant in tenants for key in by_tenant[tenant])
         for tenants in split_into_portions(
             ordered,
-            most=MOST_TENANTS,
+            most=_get_most_tenants(delta_log),
             size=lambda tenant: sizes.get(tenant, 0),
             most_size=MOST_BYTES,
         )
@@ -189,8 +191,12 @@ def _split_by_size(
         return sum(sizes.get(tenant, 0) for tenant in candidate.iteration.tenants)
 
     ordered = sorted(members, key=attrgetter("oldest_start_at"))
-    most, most_size = SCANS_PER_RUN * MOST_TENANTS, SCANS_PER_RUN * MOST_BYTES
+    most, most_size = SCANS_PER_RUN * _get_most_tenants(delta_log), SCANS_PER_RUN * MOST_BYTES
     yield from split_into_portions(ordered, most=most, size=sum_sizes, most_size=most_size)
+
+
+def _get_most_tenants(delta_log: DeltaLog) -> int:
+    return MOST_TENANTS_IN_BUCKETS if delta_log.tenant_in_rows else MOST_TENANTS
 
 
 def _read_sizes(

@@ -43,11 +43,12 @@ def due(tenant, since, start, *, to=END, names=("mirror",), priority=0, began=No
     )
 
 
-def make_log(sizes, snapshot_sizes=None, *, feed=True):
+def make_log(sizes, snapshot_sizes=None, *, feed=True, tenant_in_rows=False):
     """Make a log where every range has these bytes by tenant, as has the snapshot by default."""
     snapshot = {t: SimpleNamespace(bytes=size) for t, size in (snapshot_sizes or sizes).items()}
     facts = SimpleNamespace(metadata=SimpleNamespace(feed_enabled=feed))
     return SimpleNamespace(
+        tenant_in_rows=tenant_in_rows,
         get_bytes_written=lambda after, upto: sizes,
         get_tenant_sizes=lambda version: snapshot,
         read_commits=lambda after, upto: [SimpleNamespace(version=upto, metadata=None)],
@@ -141,6 +142,14 @@ def test_a_run_reads_its_tenants_in_parts(monkeypatch):
         ["t8", "t9"],
     ]
     assert sorted(job for each in parts for job in each.jobs) == sorted(whole.iteration.jobs)
+
+
+def test_a_scan_of_tenants_that_share_files_reads_more_of_them(monkeypatch):
+    monkeypatch.setattr(joining, "MOST_TENANTS", 2)
+    monkeypatch.setattr(joining, "MOST_TENANTS_IN_BUCKETS", 5)
+    (whole,) = join_iterations([due(f"t{n}", 3, 3) for n in range(10)], SMALL)
+    parts = split_iteration(whole.iteration, make_log({}, tenant_in_rows=True))
+    assert [len(each.tenants) for each in parts] == [5, 5]
 
 
 def test_first_iterations_are_bounded_by_the_sizes_of_the_snapshot(monkeypatch):

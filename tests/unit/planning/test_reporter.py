@@ -76,6 +76,18 @@ def test_a_commit_that_changes_many_tenants_is_reported_in_parts(source, start, 
     assert reported == [(0, tenant) for tenant in tenants] + [(1, "t003"), (1, "t249")]
 
 
+def test_tenants_that_share_buckets_are_reported_together(source, start, monkeypatch):
+    """Their events are of buckets, of which there are few."""
+    monkeypatch.setattr(reporter, "MOST_NEWS", 10)
+    shared = replace(source, buckets=4)
+    other = replace(source, name="shop.refunds", path=f"{source.path}-refunds")
+    commit(shared, *(f"t{number:02}" for number in range(50)))
+    commit(other, *(f"t{number:02}" for number in range(50)))
+    sensor = start(shared, other)
+    sensor.look()
+    assert [len(each.tenants) for each in sensor.report().news] == [50, 6]
+
+
 def test_pending_news_of_a_dropped_table_are_forgotten(source, start, monkeypatch):
     monkeypatch.setattr(reporter, "MOST_NEWS", 10)
     commit(source, *(f"t{number:02}" for number in range(12)))

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Sequence
 from pathlib import Path
+from random import Random
 from typing import NamedTuple
 
 from bench.deployed import StackTable, deploy_stack
+from bench.latency import LONGEST_PAUSE
 from bench.report import BenchReport
 
 ROWS = 20
@@ -56,12 +59,17 @@ def measure(
 def _measure_commits(
     table: StackTable, report: BenchReport, names: Sequence[str], commits: Commits
 ) -> None:
-    """Time commits until the mirror's readers see them, and then until all jobs are in step."""
+    """Time commits until the mirror's readers see them, and then until all jobs are in step.
+
+    They come at any moment of an idle stack.
+    """
     jobs, next_id = 2 * len(names), STEP
     groups = [names] if len(names) <= SOME else [names[:: len(names) // SOME][:SOME], names]
     rounds = [*[group for group in groups for _ in range(commits.rounds)]]
     rounds += [[names[number * 7919 % len(names)]] for number in range(commits.singles)]
+    moments = Random(7)
     for group in rounds:
+        time.sleep(moments.uniform(1, LONGEST_PAUSE))
         table.commit(group, 1, next_id)
         with report.measure_time(f"a commit of {len(group):,} tenants: searchable"):
             table.await_served(group[0], next_id)

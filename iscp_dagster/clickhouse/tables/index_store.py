@@ -78,6 +78,7 @@ class IndexStore:
             tenant=shape.source.tenant,
             stored_types=shape.stored_types,
             keeps_dead_letters=self._keeps_dead_letters,
+            keeps_replaced_rows=bool(shape.source.buckets),
             index=index,
         )
 

@@ -87,8 +87,9 @@ def _render_query(target: Target) -> str:
     )
     key = ", ".join(map(quote_identifier, target.identity))
     numbered = ", ".join(f"c{n}" for n, _ in enumerate(target.identity))
+    table = quote_identifier(target.database, target.table)
     return (
-        f"SELECT {key} FROM {quote_identifier(target.database, target.table)} "
+        f"SELECT {key} FROM {table}{' FINAL' if target.keeps_replaced_rows else ''} "
         f"WHERE ({key}) IN (SELECT {numbered} FROM {_TABLE}) AND {version} <= {{version:UInt64}} "
         f"GROUP BY {key} HAVING {live} LIMIT 1"
     )

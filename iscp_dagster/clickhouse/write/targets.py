@@ -33,6 +33,8 @@ class Target:
     """Whether rows that it cannot take become dead letters, without stopping the others."""
     epochs: Epochs = field(default_factory=Epochs)
     """The epochs that an insert shows to the barriers."""
+    keeps_replaced_rows: bool = False
+    """Whether rows that a rebuild has replaced are still stored, as in partitions of several."""
     index: IndexKind | None = None
     """Fits the rows to the table's indexes."""
 

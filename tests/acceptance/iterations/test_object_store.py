@@ -137,10 +137,10 @@ def test_a_store_that_is_away_is_tried_again_and_a_file_that_is_gone_is_read_ane
 
     with monkeypatch.context() as patched:
 
-        def plan(*asked):
+        def plan(*asked, **named):
             """Have the read that is planned find no server."""
             patched.setenv("AWS_ENDPOINT_URL", f"http://127.0.0.1:{find_free_port()}")
-            return scan(*asked)
+            return scan(*asked, **named)
 
         patched.setattr(filescan, "plan_tasks", plan)
         away = table.run(table.iteration("a"))

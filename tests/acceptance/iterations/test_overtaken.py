@@ -20,13 +20,19 @@ from support.lake.delta_tables import Table, one_by_one, publish_one
 from support.services.fault_proxy import LATE
 
 COLUMNS = "tenant STRING, id BIGINT, name STRING"
-KINDS = {"keyed": ("id", Mirror()), "append-only": ((), Mirror(append=True))}
+KINDS = {
+    "keyed": {"key": "id"},
+    "in buckets": {"key": "id", "buckets": 2},
+    "append-only": {"key": ()},
+}
+PLACED_BY = {"in buckets": "ATTACH PARTITION"}
+"""The statement that puts a snapshot in place, unless it is `REPLACE PARTITION`."""
 
 
 def make_table(deployment, kind):
     """Return a table of this kind with two rows."""
-    key, index = KINDS[kind]
-    table = Table.make(deployment, index, columns=COLUMNS, key=key)
+    index = Mirror(append=kind == "append-only")
+    table = Table.make(deployment, index, columns=COLUMNS, **KINDS[kind])
     add(table, 1, 2)
     return table
 
@@ -197,7 +203,9 @@ def test_what_was_sent_again_and_lands_when_its_token_is_forgotten_changes_nothi
     check(table)
 
 
-@pytest.mark.parametrize(("kind", "left"), [("keyed", "rows"), ("append-only", "no rows")])
+@pytest.mark.parametrize(
+    ("kind", "left"), [("keyed", "rows"), ("append-only", "no rows"), ("in buckets", "rows")]
+)
 def test_a_snapshot_that_is_put_in_place_late_is_not(deployment, proxy, kind, left):
     table = make_table(deployment, kind)
     table.follow()
@@ -205,7 +213,7 @@ def test_a_snapshot_that_is_put_in_place_late_is_not(deployment, proxy, kind, le
     if left == "no rows":
         table.sql("DELETE FROM {t}")
     table.deployment.log.rebuild([job.key for job in table.jobs()])
-    proxy.late_statements.append("REPLACE PARTITION")
+    proxy.late_statements.append(PLACED_BY.get(kind, "REPLACE PARTITION"))
     found = one_by_one(
         behind(proxy, table).deployment, table.source, table.iteration("a"), run_id="dies"
     )

@@ -13,7 +13,7 @@ from iscp_dagster.clickhouse.connect.endpoint import ClickHouseEndpoint
 from iscp_dagster.clickhouse.connect.failures import ClickHouseError
 from iscp_dagster.clickhouse.tables.staging import make_attempt_id
 from iscp_dagster.model.declared.schema import Array, Primitive
-from iscp_dagster.model.errors import SchemaError, UnavailableError
+from iscp_dagster.model.errors import FeedGoneError, SchemaError, UnavailableError
 from support.errors import raises_naming
 from support.lake.row_writer import (
     MICROS,
@@ -247,3 +247,17 @@ def take_step(store, version, what, *args):
         build(store, contents, version=version, publish=published & contents.keys())
     else:
         store.data.drop_tenants("tenant", args)
+
+
+@pytest.mark.parametrize(("id_", "refused"), [(2, False), (1, True)], ids=["gone", "served"])
+def test_a_key_that_a_rebuild_took_away_is_fresh_again(store, id_, refused):
+    build(store, {"a": [1, 2]}, version=3)
+    store = build(store, {"a": [1]}, version=4)
+    table = rows([id_], version=5)
+    marked = table.append_column("_fresh", pa.array([True] * table.num_rows))
+    if refused:
+        with raises_naming(FeedGoneError, store.shape.source.name, str(id_)):
+            write(store, marked, since=4, upto=5)
+        return
+    write(store, marked, since=4, upto=5)
+    assert read_ids(store, "a") == [1, 2]

@@ -2,10 +2,13 @@
 
 import dagster as dg
 
+from iscp_dagster import Mirror, SourceTable
 from iscp_dagster.location.assets.checks import _build_evaluations
 from iscp_dagster.model.errors import SourceError
 from iscp_dagster.upkeep.verify_indexes import ComparisonFailure, IndexVerdict
 from support.errors import assert_names
+
+SOURCE = SourceTable("shop.orders", key="id", tenant="tenant", indexes=[Mirror()])
 
 
 def test_a_tenant_that_could_not_be_compared_fails_beside_the_others():
@@ -18,7 +21,8 @@ def test_a_tenant_that_could_not_be_compared_fails_beside_the_others():
     with dg.DagsterInstance.ephemeral() as instance:
         key = dg.AssetKey("mirror")
         evaluations = {
-            each.partition: each for each in _build_evaluations(instance, key, ["a", "d"], outcomes)
+            each.partition: each
+            for each in _build_evaluations(instance, SOURCE, key, ["a", "d"], outcomes)
         }
     results = {tenant: (each.passed, each.severity.name) for tenant, each in evaluations.items()}
     failed = (False, "ERROR")

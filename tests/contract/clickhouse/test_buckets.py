@@ -11,6 +11,8 @@ from hypothesis import strategies as st
 from iscp_dagster import FullText, Mirror, Vector
 from iscp_dagster.clickhouse.connect.endpoint import ClickHouseEndpoint
 from iscp_dagster.clickhouse.connect.failures import ClickHouseError
+from iscp_dagster.clickhouse.connect.quoting import quote_string
+from iscp_dagster.clickhouse.tables.buckets import compute_bucket
 from iscp_dagster.clickhouse.tables.staging import make_attempt_id
 from iscp_dagster.model.declared.schema import Array, Primitive
 from iscp_dagster.model.errors import FeedGoneError, SchemaError, UnavailableError
@@ -30,6 +32,7 @@ from support.services.fault_proxy import faulty
 
 FIELDS = make_fields(tenant="string", id="long", body="string", v=Array(element=Primitive("float")))
 TENANTS = ["a", "b", "c", "it's"]
+NAMES = ["", "ü", "a longer name of a tenant", "x" * 100]
 
 
 def make_store(endpoint, *, buckets=2, index=None, **shape):
@@ -82,9 +85,20 @@ def test_tenants_share_the_partition_of_their_hash(store):
     placed = query(store, "SELECT DISTINCT tenant, _bucket, cityHash64(tenant) % 2 FROM {rows}")
     assert sorted(tenant for tenant, *_ in placed) == TENANTS
     assert all(bucket == hashed for _, bucket, hashed in placed)
+    # Dagster computes it without ClickHouse.
+    assert {tenant: compute_bucket(tenant, 2) for tenant in TENANTS} == {
+        tenant: bucket for tenant, bucket, _ in placed
+    }
     assert list_partitions(store) == {str(bucket) for _, bucket, _ in placed}
     columns = query(store, "DESCRIBE TABLE {view}")
     assert [name for name, *_ in columns] == ["tenant", "id", "body", "v"]
+
+
+def test_the_bucket_of_a_name_is_the_one_that_clickhouse_gives(endpoint):
+    client = endpoint.get_client()
+    for name in NAMES:
+        query = f"SELECT cityHash64({quote_string(name)}) % 1024"
+        assert client.query(query).first_row == (compute_bucket(name, 1024),)
 
 
 def test_a_rebuilt_tenant_has_the_staged_rows_only_and_others_stay(store):

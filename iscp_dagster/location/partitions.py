@@ -53,10 +53,13 @@ def list_partition_tenants(
     if not source.buckets:
         return sorted(partitions)
     delta_log = deployment.make_delta_log(source)
-    known = {*delta_log.list_tenants(), *deployment.log.list_tenants(delta_log.get_table_id())}
+    all_tenants = {
+        *delta_log.list_tenants(),
+        *deployment.log.list_tenants(delta_log.get_table_id()),
+    }
     if to_load and source.tenants is not None:
-        known |= {*source.tenants()}
-    return sorted(tenant for tenant in known if get_partition(source, tenant) in partitions)
+        all_tenants |= {*source.tenants()}
+    return sorted(tenant for tenant in all_tenants if get_partition(source, tenant) in partitions)
 
 
 def _format_bucket(number: int, buckets: int) -> str:

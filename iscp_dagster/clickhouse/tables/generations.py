@@ -114,9 +114,20 @@ class IndexGenerations:
                     build_epoch_settings(self.database, table, epoch),
                     tenants=portion,
                 )
-            partitions = self._query_names(f"SELECT DISTINCT _partition_id FROM {source}")
-            for statement in render_attachments(name, source, sorted(partitions)):
-                self._run_statement(statement, build_epoch_settings(self.database, table))
+            self.attach_partitions(table, temporary)
+
+    def attach_partitions(self, table: str, source: str) -> None:
+        """Add all partitions of another table to the table's, each at once for its readers."""
+        name, source_name = (
+            quote_identifier(self.database, table),
+            quote_identifier(self.database, source),
+        )
+        query = f"SELECT DISTINCT _partition_id FROM {source_name} ORDER BY 1"
+        with self.endpoint.translate_errors(f"list the partitions of {source_name}"):
+            result = self.endpoint.get_client().query(query, settings=self.endpoint.read_settings)
+        partitions = [str(id_) for (id_,) in result.result_rows]
+        for statement in render_attachments(name, source_name, partitions):
+            self._run_statement(statement, build_epoch_settings(self.database, table))
 
     def _clear_partitions(self, table: str, generation: int, partitions: Sequence[str]) -> None:
         """Replace the partitions by empty ones, from a temporary table of this call."""
@@ -136,7 +147,8 @@ class IndexGenerations:
     def _make_temporary_table(self, table: str, generation: int) -> Iterator[str]:
         """Give an empty table like `table`, under a name that only this call knows."""
         name = self._make_temporary_name(generation)
-        like, temporary = (quote_identifier(self.database, each) for each in (table, name))
+        temporary = quote_identifier(self.database, name)
+        like = quote_identifier(self.database, table)
         self._run_statement(f"CREATE TABLE {temporary} AS {like}", SETTINGS)
         try:
             yield name

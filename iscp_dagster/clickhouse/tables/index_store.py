@@ -17,7 +17,7 @@ from iscp_dagster.clickhouse.connect.external import build_external_data
 from iscp_dagster.clickhouse.connect.portions import split_names
 from iscp_dagster.clickhouse.connect.quoting import quote_identifier, quote_string
 from iscp_dagster.clickhouse.connect.table_barrier import TableBarrier
-from iscp_dagster.clickhouse.tables.buckets import render_attachments, render_tombstones
+from iscp_dagster.clickhouse.tables.buckets import render_tombstones
 from iscp_dagster.clickhouse.tables.ddl import SETTINGS, IndexShape
 from iscp_dagster.clickhouse.tables.generations import IndexGenerations, parse_generation
 from iscp_dagster.clickhouse.tables.ownership import (
@@ -339,20 +339,10 @@ class IndexStore:
         if not published:
             return refused
         with self._select_staged(published) as table:
-            source = self.shape.qualify_name(table)
             if versions:
                 self._stage_tombstones(table, published)
-            partitions = self._list_partitions(source)
-            settings = build_epoch_settings(self.shape.database, self.shape.rows)
-            for statement in render_attachments(self.shape.all_rows, source, partitions):
-                self._run_statement(statement, None, **settings)
+            self.data.attach_partitions(self.shape.rows, table)
         return refused
-
-    def _list_partitions(self, table: str) -> list[str]:
-        query = f"SELECT DISTINCT _partition_id FROM {table} ORDER BY 1"
-        with self.endpoint.translate_errors("list the staged partitions"):
-            result = self.endpoint.get_client().query(query, settings=self.endpoint.read_settings)
-        return [str(id_) for (id_,) in result.result_rows]
 
     def _find_later_rows(
         self, versions: Mapping[str, tuple[Any, ...]], version: int

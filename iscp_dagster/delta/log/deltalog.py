@@ -442,7 +442,7 @@ class DeltaLog:
         if commit.version not in self._volumes:
             feed = commit.feed
             self._volumes[commit.version] = None if feed is None else row_tenants.sum_volumes(feed)
-            while sum(len(held or ()) for held in self._volumes.values()) > MAX_VOLUMES_HELD:
+            while sum(len(volumes or ()) for volumes in self._volumes.values()) > MAX_VOLUMES_HELD:
                 if len(self._volumes) == 1:
                     break
                 self._volumes.popitem(last=False)

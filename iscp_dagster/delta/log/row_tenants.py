@@ -22,6 +22,7 @@ from iscp_dagster.delta.log.facts import (
 )
 from iscp_dagster.delta.log.files import open_store, to_local_path
 from iscp_dagster.delta.log.storage_errors import wrap_store_errors
+from iscp_dagster.model.errors import SourceError
 
 MOST_BYTES = 64 * 1024 * 1024
 """Stored bytes of the column that are read to find a commit's tenants."""
@@ -48,12 +49,12 @@ class RowTenants:
         None where the files do not say, or have more than `MOST_BYTES` of the column.
         """
         volumes: dict[str | None, Volume] = {}
-        left = MOST_BYTES
+        remaining_bytes = MOST_BYTES
         for file in feed:
-            counts, size = self._count_rows(file.path, file.bytes, most_bytes=left)
+            counts, size = self._count_rows(file.path, file.bytes, most_bytes=remaining_bytes)
             if counts is None:
                 return None
-            left -= size
+            remaining_bytes -= size
             total = sum(counts.values())
             for tenant, rows in counts.items():
                 # What a file removes is not written.
@@ -63,12 +64,20 @@ class RowTenants:
         return volumes
 
     def measure_tenants(self, files: Iterable[DataFile]) -> dict[str | None, TenantSize]:
-        """The size of each tenant in these files of a snapshot."""
+        """The size of each tenant in these files of a snapshot. Raises SourceError for a file whose
+        tenants cannot be read: leaving it out would lose them.
+        """
         sizes: dict[str | None, TenantSize] = {}
         for file in files:
             counts, _ = self._count_rows(file.path, file.bytes, deleted=file.deleted)
-            total = sum((counts or {}).values())
-            for tenant, rows in (counts or {}).items():
+            if counts is None:
+                raise SourceError(
+                    f"{self.location}: the tenant column {self.column!r} of {file.path} cannot be "
+                    "read: the file is gone, lies outside the table's folder, or has the column in "
+                    "another case. Restore it, or rewrite the table."
+                )
+            total = sum(counts.values())
+            for tenant, rows in counts.items():
                 size = sizes.get(tenant, TenantSize(files=0, bytes=0, rows=0))
                 sizes[tenant] = TenantSize(
                     files=size.files + 1,

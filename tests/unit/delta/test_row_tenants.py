@@ -2,6 +2,7 @@
 
 import datetime as dt
 from dataclasses import replace
+from pathlib import Path
 
 import pyarrow as pa
 import pytest
@@ -100,6 +101,18 @@ def log_files(path, version):
         DeltaTable(path, version=version - 1).file_uris()
     )
     return [file]
+
+
+def test_a_snapshot_whose_tenants_cannot_be_read_is_an_error(path):
+    """Its tenants must not be taken for gone."""
+    append(path, ["a"])
+    append(path, ["b"])
+    (lost,) = log_files(path, 1)
+    log = open_log(path)
+    Path(lost.removeprefix("file://")).unlink()
+    for ask in (log.list_tenants, log.get_tenant_sizes, log.get_unnamed_size):
+        with raises_naming(SourceError, path, "'tenant'", lost.rpartition("/")[2]):
+            ask()
 
 
 def test_a_large_commit_says_nothing(path, monkeypatch):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 from datetime import datetime, timedelta, timezone
+from functools import lru_cache
 
 EPOCH = datetime(1970, 1, 1, tzinfo=timezone.utc)
 
@@ -27,6 +28,7 @@ class Moment:
         return f"{self.version}@{self.micros}"
 
     @classmethod
+    @lru_cache
     def parse(cls, text: str) -> Moment:
         """Read what `str` wrote. Raises ValueError on anything else."""
         version, _, micros = text.partition("@")

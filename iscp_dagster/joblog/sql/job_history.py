@@ -9,8 +9,9 @@ import sqlalchemy as sa
 
 from iscp_dagster.joblog.history import ENDS, INTERRUPTIONS, Bookmark, HistoryEntry, Usage
 from iscp_dagster.joblog.results import ChangedTenants
+from iscp_dagster.joblog.sql.rows import from_entry_row
 from iscp_dagster.joblog.sql.statements import match_value
-from iscp_dagster.joblog.sql.tables import ISCP_LOG_EVENTS, from_entry_row
+from iscp_dagster.joblog.sql.tables import ISCP_LOG_EVENTS
 from iscp_dagster.model.jobs import JobID
 from iscp_dagster.model.states import Event, JobState
 

@@ -26,6 +26,7 @@ from iscp_dagster.joblog.sql.job_history import (
     read_run_tenants,
     read_usage,
 )
+from iscp_dagster.joblog.sql.rows import read_jobs, to_row
 from iscp_dagster.joblog.sql.standing import (
     delete_standing,
     insert_standing,
@@ -49,7 +50,7 @@ from iscp_dagster.joblog.sql.statements import (
     split_for_statements,
     write_back,
 )
-from iscp_dagster.joblog.sql.tables import ISCP_LOG, METADATA, from_row, to_row
+from iscp_dagster.joblog.sql.tables import ISCP_LOG, METADATA
 from iscp_dagster.joblog.updates import SpecUpdate
 from iscp_dagster.model.batch import SAME_LAYOUT, Layout, Range
 from iscp_dagster.model.clock import Clock, NewId, get_utc_now, make_id
@@ -278,15 +279,14 @@ class SqlLog:
                 [None] if tenants is None else split_for_statements(sorted(set(tenants)))
             ):
                 statement = query if portion is None else query.where(COLUMNS.tenant.in_(portion))
-                jobs += [from_row(row) for row in connection.execute(statement)]
+                jobs += read_jobs(connection.execute(statement))
         return sorted(jobs, key=lambda job: job.key)
 
     def find_job(self, key: JobKey) -> Job | None:
         """The live job; None if there is none."""
         query = sa.select(ISCP_LOG).where(is_one_of(self.engine.dialect, [key]), LIVE)
         with self._begin_transaction(writes=False) as connection:
-            row = connection.execute(query).one_or_none()
-        return None if row is None else from_row(row)
+            return next(read_jobs(connection.execute(query)), None)
 
     def read_fences(
         self, table_id: str, tenants: Collection[str]
@@ -338,7 +338,7 @@ class SqlLog:
         """
         query = sa.select(ISCP_LOG).where(*_match_queued(run_id), LIVE).order_by(*KEY)
         with self._begin_transaction(writes=False) as connection:
-            return iterations.group_queued_jobs(from_row(row) for row in connection.execute(query))
+            return iterations.group_queued_jobs(read_jobs(connection.execute(query)))
 
     def claim_jobs(
         self,
@@ -638,7 +638,7 @@ class SqlLog:
         """The rows dropped before that time, ordered by key."""
         query = sa.select(ISCP_LOG).where(COLUMNS.drop_at < before).order_by(*KEY)
         with self._begin_transaction(writes=False) as connection:
-            return [from_row(row) for row in connection.execute(query)]
+            return list(read_jobs(connection.execute(query)))
 
     def delete_dropped(self, jobs: Iterable[Job]) -> int:
         """Delete the rows that are still dropped; returns how many."""

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 import sqlalchemy as sa
 
 from iscp_dagster.joblog.history import HistoryEntry
-from iscp_dagster.joblog.sql.tables import ISCP_LOG, ISCP_LOG_EVENTS, from_row, to_entry_row, to_row
+from iscp_dagster.joblog.sql.rows import find_changed_fields, read_jobs, to_entry_row, to_row
+from iscp_dagster.joblog.sql.tables import ISCP_LOG, ISCP_LOG_EVENTS
 from iscp_dagster.model.errors import FenceError
 from iscp_dagster.model.jobs import Job, JobID, JobKey
 from iscp_dagster.model.portions import split_into_portions
@@ -73,8 +74,7 @@ def _select_for_update(
     connection: sa.Connection, where: Sequence[sa.ColumnElement[bool]]
 ) -> dict[JobKey, Job]:
     query = sa.select(ISCP_LOG).where(*where).order_by(*KEY).with_for_update()
-    jobs = [from_row(row) for row in connection.execute(query)]
-    return {job.key: job for job in jobs}
+    return {job.key: job for job in read_jobs(connection.execute(query))}
 
 
 def lock_names(connection: sa.Connection, names: Iterable[JobID]) -> None:
@@ -96,7 +96,7 @@ def find_latest_job(
     where = () if except_tenant is None else (COLUMNS.tenant != except_tenant,)
     query = sa.select(ISCP_LOG).where(*match_name(None, name), *where)
     order = (LIVE.desc(), COLUMNS.drop_at.desc())
-    return [from_row(row) for row in connection.execute(query.order_by(*order).limit(1))]
+    return list(read_jobs(connection.execute(query.order_by(*order).limit(1))))
 
 
 def write_back(
@@ -111,15 +111,12 @@ def write_back(
     The history entries are written in the same transaction.
     """
     jobs = [job for job in changes if job != before[job.key]]
+    fields = find_changed_fields((before[job.key], job) for job in jobs)
     for portion in split_for_statements(jobs):
-        values = build_rows_table(
-            connection.dialect,
-            [*COLUMNS, _AT, _AT_SEQ],
-            [_to_guarded_row(before, job) for job in portion],
-        )
-        assignments = {
-            column.key: values.c[column.key] for column in COLUMNS if column not in _KEYS
-        }
+        rows = [_to_guarded_row(before[job.key], job, fields) for job in portion]
+        columns = [column for column in COLUMNS if column.key in rows[0] and column not in _KEYS]
+        values = build_rows_table(connection.dialect, [*KEY, *columns, _AT, _AT_SEQ], rows)
+        assignments = {column.key: values.c[column.key] for column in columns}
         same_key = (column == values.c[column.key] for column in KEY)
         unchanged = (COLUMNS.job_id == values.c[_AT.name], COLUMNS.seq == values.c[_AT_SEQ.name])
         result = connection.execute(
@@ -140,9 +137,10 @@ def add_entries(connection: sa.Connection, entries: Iterable[HistoryEntry | None
         connection.execute(sa.insert(ISCP_LOG_EVENTS).from_select(list(portion[0]), query))
 
 
-def _to_guarded_row(before: Mapping[JobKey, Job], job: Job) -> dict[str, Any]:
-    original = before[job.key]
-    return {**to_row(job), _AT.name: original.registration, _AT_SEQ.name: original.seq}
+def _to_guarded_row(before: Job, job: Job, fields: Collection[str]) -> dict[str, Any]:
+    """The fields of the row to write, and what it must still be."""
+    guards = {_AT.name: before.registration, _AT_SEQ.name: before.seq}
+    return {**to_key_columns(job.key), **to_row(job, fields), **guards}
 
 
 def is_one_of(dialect: sa.Dialect, keys: Iterable[JobKey]) -> sa.ColumnElement[bool]:

@@ -9,13 +9,6 @@ import sqlalchemy as sa
 from sqlalchemy.dialects.postgresql import JSONB
 from sqlalchemy.ext.compiler import compiles
 
-from iscp_dagster.joblog.history import HistoryEntry
-from iscp_dagster.model.batch import BatchRecord, Phase, Range
-from iscp_dagster.model.jobs import Job, JobID, JobKey, JobStatus
-from iscp_dagster.model.moment import Moment
-from iscp_dagster.model.specs import JobSpec
-from iscp_dagster.model.states import Event, JobState
-
 
 class UtcTime(sa.TypeDecorator[datetime]):
     """Timezone-aware UTC times, even if the database keeps no time zone (SQLite)."""
@@ -31,8 +24,9 @@ class UtcTime(sa.TypeDecorator[datetime]):
         del dialect
         if value is None:
             return None
-        aware = value if value.tzinfo else value.replace(tzinfo=timezone.utc)
-        return aware.astimezone(timezone.utc)
+        return (
+            value.astimezone(timezone.utc) if value.tzinfo else value.replace(tzinfo=timezone.utc)
+        )
 
 
 class Seconds(sa.sql.functions.FunctionElement[float]):
@@ -171,117 +165,3 @@ ISCP_LEASES = sa.Table(
     sa.Column("until", sa.Float, nullable=False, comment="seconds since 1970, by this database"),
 )
 """One row per lease (joblog.leases)."""
-
-
-def to_row(job: Job) -> dict[str, Any]:
-    """The job as column values."""
-    return {
-        "tenant": job.key.tenant,
-        "table_id": job.key.table_id,
-        "job_name": job.key.job_name,
-        "job_id": job.registration,
-        "job_spec": job.spec.to_json(),
-        "job_state": int(job.state),
-        "watermark": str(job.watermark),
-        "watermark_version": job.watermark.version,
-        "job_status": job.status.to_json(),
-        "create_at": job.create_at,
-        "drop_at": job.drop_at,
-        "db_name": job.name.db,
-        "table_name": job.name.table,
-        "seq": job.seq,
-        "run_id": job.run_id,
-        "queued_to": None if job.queued_to is None else str(job.queued_to),
-        "paused_at": job.paused_at,
-        "rebuild": job.rebuild,
-        "changed_at": job.changed_at,
-        "collected_at": job.collected_at,
-        **_to_batch_columns(job.batch),
-    }
-
-
-def from_row(row: sa.Row[Any]) -> Job:
-    """The job from the columns that `to_row` made."""
-    return Job(
-        key=JobKey(tenant=row.tenant, table_id=row.table_id, job_name=row.job_name),
-        registration=row.job_id,
-        name=JobID(db=row.db_name, table=row.table_name, job=row.job_name),
-        spec=JobSpec.from_json(row.job_spec),
-        state=JobState(row.job_state),
-        watermark=Moment.parse(row.watermark),
-        status=JobStatus.from_json(row.job_status),
-        create_at=row.create_at,
-        drop_at=row.drop_at,
-        seq=row.seq,
-        run_id=row.run_id,
-        batch=_parse_batch(row),
-        queued_to=None if row.queued_to is None else Moment.parse(row.queued_to),
-        paused_at=row.paused_at,
-        rebuild=row.rebuild,
-        changed_at=row.changed_at,
-        collected_at=row.collected_at,
-    )
-
-
-def to_entry_row(entry: HistoryEntry) -> dict[str, Any]:
-    """The entry as column values, without its number, which the database assigns."""
-    return {
-        "at": entry.at,
-        "tenant": entry.key.tenant,
-        "table_id": entry.key.table_id,
-        "job_name": entry.key.job_name,
-        "job_id": entry.registration,
-        "db_name": entry.name.db,
-        "table_name": entry.name.table,
-        "event": entry.event.value,
-        "from_state": None if entry.from_state is None else int(entry.from_state),
-        "to_state": int(entry.to_state),
-        "who": entry.actor,
-        "range_from": None if entry.from_ is None else str(entry.from_),
-        "range_to": None if entry.to is None else str(entry.to),
-        "error_code": entry.code,
-        "error_msg": entry.message,
-        "inserted": entry.inserted,
-        "deleted": entry.deleted,
-        "bytes": entry.bytes,
-        "seconds": entry.seconds,
-    }
-
-
-def from_entry_row(row: sa.Row[Any]) -> HistoryEntry:
-    """The entry from a row of the history."""
-    return HistoryEntry(
-        number=row.number,
-        at=row.at,
-        key=JobKey(tenant=row.tenant, table_id=row.table_id, job_name=row.job_name),
-        name=JobID(db=row.db_name, table=row.table_name, job=row.job_name),
-        registration=row.job_id,
-        event=Event(row.event),
-        from_state=None if row.from_state is None else JobState(row.from_state),
-        to_state=JobState(row.to_state),
-        actor=row.who,
-        from_=None if row.range_from is None else Moment.parse(row.range_from),
-        to=None if row.range_to is None else Moment.parse(row.range_to),
-        code=row.error_code,
-        message=row.error_msg,
-        inserted=row.inserted,
-        deleted=row.deleted,
-        bytes=row.bytes,
-        seconds=row.seconds,
-    )
-
-
-def _to_batch_columns(batch: BatchRecord | None) -> dict[str, Any]:
-    return {
-        "batch_from": None if batch is None else str(batch.range.from_),
-        "batch_to": None if batch is None else str(batch.range.to),
-        "batch_phase": None if batch is None else batch.phase.value,
-        "batch_layout": None if batch is None else dict(batch.layout),
-    }
-
-
-def _parse_batch(row: sa.Row[Any]) -> BatchRecord | None:
-    if row.batch_phase is None:
-        return None
-    range_ = Range(from_=Moment.parse(row.batch_from), to=Moment.parse(row.batch_to))
-    return BatchRecord(range=range_, phase=Phase(row.batch_phase), layout=row.batch_layout)

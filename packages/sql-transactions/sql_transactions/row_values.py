@@ -16,23 +16,70 @@ from sqlalchemy.dialects.postgresql import JSONB
 def build_rows_table(
     dialect: sa.Dialect, columns: Sequence[sa.ColumnElement[Any]], rows: Iterable[Mapping[str, Any]]
 ) -> sa.FromClause:
-    """The table `given` with these columns and rows, sent as JSON in one parameter.
+    """The table `given` with these columns and rows, sent as JSON in two parameters.
 
     Drivers send a list of parameters row by row, and a list of keys takes PostgreSQL quadratic
-    time to plan.
+    time to plan. A value that all rows have in common is sent once.
     """
     record_columns = [sa.column(str(column.key), column.type) for column in columns]
-    json_rows = [
-        {column.name: _to_json_value(row[column.name], dialect) for column in record_columns}
-        for row in rows
+    records = list(rows)
+    values = {column.name: [row[column.name] for row in records] for column in record_columns}
+    # PostgreSQL has no records without columns.
+    varying = [
+        column
+        for number, column in enumerate(record_columns)
+        if number == 0 or not _has_one_value(values[column.name])
     ]
-    parameter = sa.literal(json.dumps(json_rows), sa.Text())
+    shared = [column for column in record_columns if column not in varying]
+    names = [column.name for column in varying]
+    json_columns = ([_to_json_value(value, dialect) for value in values[name]] for name in names)
+    json_rows = [dict(zip(names, row, strict=True)) for row in zip(*json_columns, strict=True)]
+    shared_json = {
+        column.name: _to_json_value(values[column.name][0], dialect) for column in shared
+    }
+    rows_parameter = _make_parameter(json_rows)
+    shared_parameter = _make_parameter(shared_json)
     if dialect.name == "postgresql":
-        records = sa.func.jsonb_to_recordset(sa.cast(parameter, JSONB))
-        return records.table_valued(*record_columns, name="given").render_derived(with_types=True)
-    rows_source = sa.func.json_each(parameter).table_valued("value", name="each")
-    names = tuple(column.name for column in record_columns)
-    return sa.select(*_select_json_values(names)).select_from(rows_source).subquery("given")
+        given = _read_records("jsonb_to_recordset", rows_parameter, varying, "varying")
+        source: sa.FromClause = given
+        selected = dict(given.c)
+        if shared:
+            common = _read_records("jsonb_to_record", shared_parameter, shared, "shared")
+            source = given.join(common, sa.true())
+            selected |= dict(common.c)
+    else:
+        source = sa.func.json_each(rows_parameter).table_valued("value", name="each")
+        selected = dict(zip(names, _select_json_values(tuple(names)), strict=True))
+        selected |= {
+            column.name: sa.func.json_extract(
+                shared_parameter, sa.literal_column(f"'$.{column.name}'")
+            ).label(column.name)
+            for column in shared
+        }
+    ordered = (selected[column.name] for column in record_columns)
+    query = sa.select(*ordered).select_from(source)
+    # SQLite would begin with a table that has an index for a shared value, and not with the rows.
+    return (query.limit(-1) if dialect.name == "sqlite" and shared else query).subquery("given")
+
+
+def _has_one_value(values: Sequence[Any]) -> bool:
+    """Whether all of the values, at least one, are equal."""
+    return bool(values) and all(value == values[0] for value in values)
+
+
+def _make_parameter(value: Any) -> sa.BindParameter[str]:
+    return sa.literal(json.dumps(value), sa.Text())
+
+
+def _read_records(
+    function: str,
+    parameter: sa.BindParameter[str],
+    columns: Sequence[sa.ColumnClause[Any]],
+    name: str,
+) -> sa.TableValuedAlias:
+    """The records that a function of PostgreSQL reads from a parameter."""
+    records = getattr(sa.func, function)(sa.cast(parameter, JSONB))
+    return records.table_valued(*columns, name=name).render_derived(with_types=True)
 
 
 @lru_cache

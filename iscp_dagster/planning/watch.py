@@ -289,9 +289,12 @@ class TableWatch:
         self.earlier_ids = table_problems.find_earlier_ids(self.deployment, self.source, table_id)
 
     def _is_at_rest(self, job: Job) -> bool:
-        """Whether nothing comes due for the job before something happens to it or its tenant."""
+        """Whether nothing comes due for the job before something happens to it or its tenant.
+
+        What is queued or runs ends with an event.
+        """
         assert self.mark is not None
-        stopped = job.state is JobState.ERROR or (job.paused_at is not None and not job.active)
+        stopped = job.active or job.state is JobState.ERROR or job.paused_at is not None
         return stopped or is_in_step(job, self.mark.moment)
 
     def _add_problem(self, error: ConfigError) -> None:

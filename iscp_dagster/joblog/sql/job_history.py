@@ -16,6 +16,8 @@ from iscp_dagster.model.jobs import JobID
 from iscp_dagster.model.states import Event, JobState
 
 EVENTS = ISCP_LOG_EVENTS.c
+BEGINNINGS = [Event.ENQUEUE.value, Event.START.value]
+"""The events after which only the end of what began changes anything."""
 _JOB = (EVENTS.tenant, EVENTS.db_name, EVENTS.table_name, EVENTS.job_name)
 
 
@@ -45,7 +47,7 @@ def read_run_tenants(connection: sa.Connection, names: Collection[str]) -> list[
 
 
 def read_changed_tenants(connection: sa.Connection, since: Bookmark | None) -> ChangedTenants:
-    """The (table id, tenant) of jobs with history entries since the bookmark.
+    """The (table id, tenant) of jobs with history entries since the bookmark, but not beginnings.
 
     On PostgreSQL `position` is the oldest open transaction: entries of older transactions are
     visible, and those of later ones are at or after it, in whatever order they commit. On SQLite,
@@ -56,7 +58,8 @@ def read_changed_tenants(connection: sa.Connection, since: Bookmark | None) -> C
     if since is None:
         return ChangedTenants(upto=upto)
     ordered = EVENTS.transaction_id if _is_postgres(connection) else EVENTS.number
-    query = sa.select(EVENTS.table_id, EVENTS.tenant).distinct().where(ordered >= since.position)
+    query = sa.select(EVENTS.table_id, EVENTS.tenant).distinct()
+    query = query.where(ordered >= since.position, EVENTS.event.not_in(BEGINNINGS))
     tenants = frozenset(map(tuple, connection.execute(query)))
     complete = (
         since.position <= upto.position and _read_sign(connection, since.number) == since.sign

@@ -617,6 +617,8 @@ class SqlLog:
     def read_changed_tenants(self, since: Bookmark | None) -> ChangedTenants:
         """The tenants whose jobs have history entries since a bookmark of an earlier call.
 
+        Leaves out that an iteration was queued or begun, since its end has an entry too.
+
         No transaction is missed, whenever it commits and whatever clocks say; some are reported
         twice. None returns only a bookmark.
         """

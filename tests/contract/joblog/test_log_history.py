@@ -161,6 +161,15 @@ def test_touched_are_the_tenants_that_something_happened_to(log):
     then = log.read_changed_tenants(then.upto)
     assert (start.complete, then.complete) == (False, True)
     assert then.tenants == {("t-1", "acme")}
+    # The end of what is queued or begins is reported, and not its beginning.
+    add(log, key("b"))
+    start = log.read_changed_tenants(None)
+    log.enqueue(over(key("b")), "run-1")
+    (claim,) = log.claim_jobs(over(key("b")), "run-1", LAYOUT)
+    assert log.read_changed_tenants(start.upto).tenants == frozenset()
+    complete(log, claim, moment(5))
+    assert log.read_changed_tenants(start.upto).tenants == {("t-1", "acme")}
+    then = log.read_changed_tenants(start.upto)
     # A bookmark is good for the log that gave it.
     read = Bookmark.parse(str(then.upto))
     assert (read, log.read_changed_tenants(read).complete) == (then.upto, True)

@@ -261,10 +261,8 @@ def test_a_long_wait_is_reported_now_and_then_elsewhere():
         for second in range(40):
             now[0] = float(second)
             report(f"still to come in {2 if second < 25 else 1}\x1b")
-    assert out.getvalue().splitlines() == [
-        "still to come in 2\\x1b",
-        "still to come in 1\\x1b",
-    ]
+    lines = [f"still to come in {number}\\x1b" for number in (2, 1)]
+    assert out.getvalue().splitlines() == lines
 
 
 @pytest.mark.parametrize(

@@ -34,13 +34,9 @@ def test_a_wrong_url_is_refused_and_its_secrets_are_not_shown(url, value):
 
 def test_a_comma_in_a_password_does_not_separate_servers():
     text = "http://u:pa,ss@ch1:8123, http://ch2:8123 http://ch3:8123,http://ch4:8123"
-    assert [ClickHouseEndpoint.parse(url).host for url in split_urls(text)] == [
-        "ch1",
-        "ch2",
-        "ch3",
-        "ch4",
-    ]
-    assert ClickHouseEndpoint.parse(split_urls(text)[0]).password == "pa,ss"
+    endpoints = [ClickHouseEndpoint.parse(url) for url in split_urls(text)]
+    assert [endpoint.host for endpoint in endpoints] == ["ch1", "ch2", "ch3", "ch4"]
+    assert endpoints[0].password == "pa,ss"
 
 
 def test_a_url_names_host_port_user_and_password_which_is_never_shown():
@@ -52,15 +48,12 @@ def test_a_url_names_host_port_user_and_password_which_is_never_shown():
 
 
 @pytest.mark.parametrize("quorum", ["2", "auto"])
-def test_a_quorum_is_required_of_inserts_and_makes_reads_consistent(quorum):
+def test_a_quorum_alone_is_required_of_inserts_and_makes_reads_consistent(quorum):
     endpoint = ClickHouseEndpoint.parse(f"http://example.org:8123/?insert_quorum={quorum}")
     assert endpoint.insert_settings == {"insert_quorum": quorum, "insert_quorum_parallel": "0"}
     assert endpoint.read_settings == {"select_sequential_consistency": 1}
-
-
-def test_without_a_quorum_there_are_no_settings():
-    endpoint = ClickHouseEndpoint.parse("http://example.org/")
-    assert (endpoint.insert_settings, endpoint.read_settings) == ({}, {})
+    without = ClickHouseEndpoint.parse("http://example.org/")
+    assert (without.insert_settings, without.read_settings) == ({}, {})
 
 
 REFUSED = "Failed to establish a new connection: [Errno 111] Connection refused"

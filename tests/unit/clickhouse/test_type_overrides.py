@@ -43,13 +43,9 @@ def test_a_value_that_does_not_fit_is_left_unchanged_for_the_comparison():
     tree = Struct((field("k", Map(key=STRING, value=Array(element=STRING))),))
     declared = "Tuple(k Map(UUID, Array(UUID)))"
     stored = resolve_stored_type(tree, declared, nullable=False, column="c", nulls="refuse")
-    rows = [
-        {"k": [(UUID.upper(), [UUID.upper(), None, "X"]), ("X", None)]},
-        None,
-        {"k": None},
-        {"k": []},
-    ]
-    expected = [{"k": [(UUID, [UUID, None, "X"]), ("X", None)]}, *rows[1:]]
+    others = [None, {"k": None}, {"k": []}]
+    rows = [{"k": [(UUID.upper(), [UUID.upper(), None, "X"]), ("X", None)]}, *others]
+    expected = [{"k": [(UUID, [UUID, None, "X"]), ("X", None)]}, *others]
     texts = pa.map_(pa.string(), pa.list_(pa.string()))
     column = pa.chunked_array([pa.array(rows, pa.struct([("k", texts)]))])
     for start in (0, 1):
@@ -144,36 +140,31 @@ def test_the_wrong_part_of_a_type_is_named(text, values):
 
 
 @pytest.mark.parametrize(
-    ("source", "declared", "stored"),
+    ("nullable", "source", "declared", "stored"),
     [
-        (LONG, "UInt8", "Nullable(UInt8)"),
-        (LONG, "Nullable(UInt8)", "Nullable(UInt8)"),
-        (STRING, "LowCardinality(String)", "LowCardinality(Nullable(String))"),
-        (LONG, "Dynamic", "Dynamic"),
-        (LONG, "Variant(String, Int64)", "Variant(Int64, String)"),
-        (STRING, "JSON", "Nullable(JSON)"),
-        (Array(element=LONG), "Array(UInt8)", "Array(Nullable(UInt8))"),
-        (Array(element=LONG, nullable=False), "Array(UInt8)", "Array(UInt8)"),
-        (Map(key=STRING, value=LONG), "Map(UUID, Int8)", "Map(UUID, Nullable(Int8))"),
-        (POINT, "Point", "Point"),
-        (Array(element=POINT), "Ring", "Ring"),
-        (POINT, "Tuple(Float32, BFloat16)", "Tuple(Nullable(Float32), Nullable(BFloat16))"),
+        (True, LONG, "UInt8", "Nullable(UInt8)"),
+        (True, LONG, "Nullable(UInt8)", "Nullable(UInt8)"),
+        (True, STRING, "LowCardinality(String)", "LowCardinality(Nullable(String))"),
+        (True, LONG, "Dynamic", "Dynamic"),
+        (True, LONG, "Variant(String, Int64)", "Variant(Int64, String)"),
+        (True, STRING, "JSON", "Nullable(JSON)"),
+        (True, Array(element=LONG), "Array(UInt8)", "Array(Nullable(UInt8))"),
+        (True, Array(element=LONG, nullable=False), "Array(UInt8)", "Array(UInt8)"),
+        (True, Map(key=STRING, value=LONG), "Map(UUID, Int8)", "Map(UUID, Nullable(Int8))"),
+        (True, POINT, "Point", "Point"),
+        (True, Array(element=POINT), "Ring", "Ring"),
+        (True, POINT, "Tuple(Float32, BFloat16)", "Tuple(Nullable(Float32), Nullable(BFloat16))"),
         (
-            Array(element=POINT),
+            *(True, Array(element=POINT)),
             "Nested(x Float32, y Float64)",
             "Nested(`x` Nullable(Float32), `y` Nullable(Float64))",
         ),
+        (False, LONG, "UInt8", "UInt8"),
+        (False, STRING, *["LowCardinality(Nullable(String))"] * 2),
     ],
 )
-def test_nullable_is_added_where_the_source_has_nulls(source, declared, stored):
-    assert str(resolve_stored_type(source, declared, nullable=True, column="c").type) == stored
-
-
-@pytest.mark.parametrize(
-    ("source", "declared"), [(LONG, "UInt8"), (STRING, "LowCardinality(Nullable(String))")]
-)
-def test_nullable_is_not_added_where_the_source_has_no_nulls(source, declared):
-    assert str(resolve_stored_type(source, declared, nullable=False, column="c").type) == declared
+def test_nullable_is_added_only_where_the_source_has_nulls(nullable, source, declared, stored):
+    assert str(resolve_stored_type(source, declared, nullable=nullable, column="c").type) == stored
 
 
 @pytest.mark.parametrize(
@@ -233,9 +224,8 @@ def test_a_type_for_a_key_a_tenant_or_an_unknown_column_is_refused(column, decla
 
 
 def test_a_number_for_a_tenant_that_is_a_date_is_refused():
-    fields = (DeltaField(name="d", type=Primitive("date")), DeltaField(name="k", type=LONG))
-    source = SourceTable("shop.notes", key="k", tenant="d")
-    table = IndexShape(source=source, index=Mirror(types={"d": "Int32"}), fields=fields)
+    day = DeltaField(name="d", type=Primitive("date"))
+    table = shape(Mirror(types={"d": "Int32"}), day, tenant="d")
     with raises_naming(SchemaError, "'d'", "'Int32'", "date", "String"):
         table.render_create_statements()
 

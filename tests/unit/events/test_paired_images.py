@@ -63,16 +63,12 @@ def test_the_timestamp_stands_beside_the_row_and_never_in_it():
 
 
 def test_a_change_has_the_fields_and_the_results_of_its_images():
-    rows = [
-        make_image(2, 0, v=1, fields=["v"]) | {"_match": None, "_unmatch": True},
-        make_image(2, 1, v=2, fields=["v"]) | {"_match": True, "_unmatch": None},
-    ]
-    ((change, _),) = pair(rows)
+    before = make_image(2, 0, v=1, fields=["v"]) | {"_match": None, "_unmatch": True}
+    after = make_image(2, 1, v=2, fields=["v"]) | {"_match": True, "_unmatch": None}
+    ((change, _),) = pair([before, after])
     assert change.fields == ("v",)
-    assert (change.result_before, change.result_after) == (
-        ConditionResult(unmatch=True),
-        ConditionResult(match=True),
-    )
+    assert change.result_before == ConditionResult(unmatch=True)
+    assert change.result_after == ConditionResult(match=True)
     assert set(change.before) == {"tenant", "id", "v"}
 
 
@@ -133,10 +129,5 @@ def test_the_row_that_begins_a_history_is_no_change():
 
 
 def test_the_operations_are_numbered_as_image_rows_number_them():
-    assert [(each.name, int(each)) for each in ChangeKind] == [
-        ("BEGIN", -1),
-        ("BASE", 0),
-        ("INSERT", 1),
-        ("UPDATE", 2),
-        ("DELETE", 3),
-    ]
+    names = {int(kind): kind.name for kind in ChangeKind}
+    assert names == {-1: "BEGIN", 0: "BASE", 1: "INSERT", 2: "UPDATE", 3: "DELETE"}

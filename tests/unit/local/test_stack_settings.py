@@ -421,10 +421,8 @@ def test_iscp_logs_prints_the_last_lines_of_all_logs_or_of_one(logs_folder: Path
     code, spark = logs_folder / "code.log", logs_folder / "spark.log"
     done = CliRunner().invoke(cli.app, ["logs", "-n", "2"])
     assert done.exit_code == 0
-    assert done.stdout.splitlines() == [
-        *(f"== code: {code}", "two", "three"),
-        *(f"== spark: {spark}", "four"),
-    ]
+    lines = [f"== code: {code}", "two", "three", f"== spark: {spark}", "four"]
+    assert done.stdout.splitlines() == lines
     done = CliRunner().invoke(cli.app, ["logs", "code"])
     assert (done.exit_code, done.stdout) == (0, "one\ntwo\nthree\n")
     done = CliRunner().invoke(cli.app, ["logs", "spark", "code", "--lines", "0"])

@@ -266,63 +266,50 @@ def find_failure(project):
 
 
 @pytest.mark.parametrize(
-    ("text", "values"),
+    ("text", "part", "wrong", "values"),
     [
         (
-            replace_part(TRADES, "  - name: big\n", "  - name: big\n    of: huge\n"),
+            *(TRADES, "  - name: big\n", "  - name: big\n    of: huge\n"),
             ("defs.yaml:9", "attributes.views", "cycle", "'big'", "'huge'"),
         ),
-        (replace_part(TRADES, "of: big", "of: bg"), ("attributes.views", "'huge'", "'bg'")),
+        (TRADES, "of: big", "of: bg", ("attributes.views", "'huge'", "'bg'")),
+        (TRADES, "of: huge\n", "of: hg\n", ("attributes.triggers.0", "'hg'", "'shop.trades'")),
+        (TRADES, "amount > 1\n", "''\n", ("attributes.triggers.1", "'any'", "match=''")),
+        (TRADES, "name: alerts", "name: a b", ("attributes.endpoints.0", "'a b'")),
+        (TRADES, "amount > 100", "' '", ("attributes.views.1", "'big'", "where=' '")),
         (
-            replace_part(TRADES, "of: huge\n", "of: hg\n"),
-            ("attributes.triggers.0", "'hg'", "'shop.trades'"),
-        ),
-        (
-            replace_part(TRADES, "match: amount > 1\n", "match: ''\n"),
-            ("attributes.triggers.1", "'any'", "match=''"),
-        ),
-        (replace_part(TRADES, "name: alerts", "name: a b"), ("attributes.endpoints.0", "'a b'")),
-        (
-            replace_part(TRADES, "where: amount > 100", "where: ' '"),
-            ("attributes.views.1", "'big'", "where=' '"),
-        ),
-        (
-            replace_part(EVENTS, "append: true", "name: no good"),
+            *(EVENTS, "append: true", "name: no good"),
             ("defs.yaml:5", "attributes.indexes.0", "'no good'"),
         ),
+        (EVENTS, "true", "false", ("defs.yaml:2", "attributes", "'shop.events'", "append=True")),
+        (EVENTS, "true", "true\nload: no:load", ("defs.yaml:7", "attributes.load", "'no:load'")),
+        (EVENTS, "true", "true\ntenants: here", ("defs.yaml:7", "attributes.tenants", "'here'")),
+        (EVENTS, "true", "3", ("defs.yaml:6", "attributes.indexes.0.append", "type=bool_type")),
         (
-            replace_part(EVENTS, "append: true", "append: false"),
-            ("defs.yaml:2", "attributes", "'shop.events'", "append=True"),
+            *(EVENTS, "mirror", "mirrow"),
+            ("defs.yaml:5", "attributes.indexes.0", "'mirror'", "'text'", "'vector'"),
         ),
-        (EVENTS + "load: nowhere:load\n", ("defs.yaml:7", "attributes.load", "'nowhere:load'")),
-        (EVENTS + "tenants: here\n", ("defs.yaml:7", "attributes.tenants", "'here'")),
         (
-            "name: a.b\nkey: id\nindexes: '{{ env.ORDERS }}'\n",
+            *(EVENTS, "true", "true\nkey_: id"),
+            ("defs.yaml:7", "attributes.key_", "type=extra_forbidden"),
+        ),
+        (EVENTS, "name", "nom", ("defs.yaml:2", "attributes.name", "type=missing")),
+        (EVENTS, EVENTS, "", ("shop/defs.yaml", "dg scaffold defs")),
+        (
+            *(EVENTS, EVENTS, "name: a.b\nkey: id\nindexes: '{{ env.ORDERS }}'\n"),
             ("defs.yaml:2", "attributes", "'/lake'"),
         ),
         (
-            "name: a.b\nindexes: \"{{ ['x'] }}\"\n",
+            *(EVENTS, EVENTS, "name: a.b\nindexes: \"{{ ['x'] }}\"\n"),
             ("defs.yaml:4", "attributes.indexes.0", "'x'", "mirror", "text"),
-        ),
-        ("", ("shop/defs.yaml", "dg scaffold defs")),
-        (
-            replace_part(EVENTS, "append: true", "append: 3"),
-            ("defs.yaml:6", "attributes.indexes.0.append", "type=bool_type"),
-        ),
-        (
-            replace_part(EVENTS, "mirror", "mirrow"),
-            ("defs.yaml:5", "attributes.indexes.0", "'mirror'", "'text'", "'vector'"),
-        ),
-        (EVENTS + "key_: id\n", ("defs.yaml:7", "attributes.key_", "type=extra_forbidden")),
-        (
-            replace_part(EVENTS, "name", "nom"),
-            ("defs.yaml:2", "attributes.name", "type=missing"),
         ),
     ],
 )
-def test_a_wrong_declaration_is_named_with_its_place(project, monkeypatch, text, values):
+def test_a_wrong_declaration_is_named_with_its_place(
+    project, monkeypatch, text, part, wrong, values
+):
     monkeypatch.setenv("ORDERS", "/lake")
-    write(project, shop=[text])
+    write(project, shop=[replace_part(text, part, wrong)])
     assert_names(str(find_failure(project)), *values)
 
 

@@ -315,11 +315,10 @@ def test_a_run_of_the_sensor_selects_views_and_triggers(location):
     iteration = Iteration.from_jobs(jobs, latest)
     request = build_run_request(Dispatch(name="d", source=location.source, iteration=iteration))
     assert request.job_name == "sync_shop_orders"
-    assert set(request.asset_selection) == {location.key(name) for name in KEYS}
-    assert LocationRuns.from_sources([location.source]).assets == {
-        dg.AssetKey(["shop", "orders"]),
-        *request.asset_selection,
-    }
+    selection = {location.key(name) for name in KEYS}
+    assert set(request.asset_selection) == selection
+    assets = LocationRuns.from_sources([location.source]).assets
+    assert assets == {dg.AssetKey(["shop", "orders"]), *selection}
 
 
 def test_a_trigger_alone_makes_a_table_s_jobs(declared):

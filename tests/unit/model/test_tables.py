@@ -67,6 +67,7 @@ def test_names_come_from_the_declaration():
         (lambda: orders(buckets=True), ("'shop.orders'", "buckets=True")),
         (lambda: orders(buckets="64"), ("'shop.orders'", "buckets='64'")),
         (lambda: orders(buckets=64, tenant=None), ("'shop.orders'", "tenant=")),
+        (lambda: orders(on_replace="drop"), ("on_replace='drop'", "strand", "rebuild")),
         (
             lambda: orders(key=(), buckets=64, indexes=[Mirror(append=True)]),
             ("shop.orders/mirror", "append=True", "buckets=64"),

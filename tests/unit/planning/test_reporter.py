@@ -109,10 +109,9 @@ def test_tables_share_a_reports_room(source, start, monkeypatch):
     commit(other, "eu")
     sensor = start(source, other)
     sensor.look()
-    assert [(each.source.name, len(each.tenants)) for each in sensor.report().news] == [
-        ("shop.orders", 5),
-        ("shop.refunds", 1),
-    ]
+    news = sensor.report().news
+    assert [each.source.name for each in news] == ["shop.orders", "shop.refunds"]
+    assert [len(each.tenants) for each in news] == [5, 1]
 
 
 def test_tenants_that_a_person_brought_in_step_are_no_news(deployment, source, report_first):

@@ -182,12 +182,8 @@ async def test_a_row_that_enters_the_filter_is_inserted_and_one_that_leaves_dele
         index.synchronize("acme", {1})
     await settle(feed, [listener])
     # Values 2 to 6; those that divide by 3 delete.
-    assert [(m.operation, m.data["value"]) for m in listener.messages] == [
-        (INSERT, 2),
-        (DELETE, 2),
-        (INSERT, 4),
-        (DELETE, 4),
-    ]
+    changes = [(m.operation, m.data["value"]) for m in listener.messages]
+    assert changes == [(INSERT, 2), (DELETE, 2), (INSERT, 4), (DELETE, 4)]
     versions = [m.timestamp.version for m in listener.messages]
     assert versions == [2, 3, 4, 5]
     assert [m.ts_timestamp for m in listener.messages] == [f"{v}000" for v in versions]

@@ -167,10 +167,8 @@ def test_system_columns_and_timestamps_are_no_data(monkeypatch):
 def test_a_table_without_a_mirror_is_read_from_its_changes(monkeypatch):
     tables = [table(Changes(), Changes(name="big"))]
     catalog = make_catalog(monkeypatch, tables, {"id": "Int64"})
-    assert {name: each.view for name, each in catalog.queries.items()} == {
-        "shop_tickets": "tickets_changes",
-        "shop_big": "tickets_big",
-    }
+    views = {name: each.view for name, each in catalog.queries.items()}
+    assert views == {"shop_tickets": "tickets_changes", "shop_big": "tickets_big"}
     assert set(catalog.changes) == {"shop_tickets", "shop_big"}
 
 

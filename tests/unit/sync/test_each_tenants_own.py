@@ -136,10 +136,8 @@ def test_a_tenant_whose_batch_was_a_snapshot_is_not_set_aside(fleet):
     fleet.commit()
     # By then the files of others are gone as well.
     fleet.lose(1, {"t5"})
-    assert fleet.begin_next() == {
-        BatchAction.DEAD_LETTER: {"t5"},
-        BatchAction.REPLAY: EVERYONE - {"t5"},
-    }
+    others = EVERYONE - {"t5"}
+    assert fleet.begin_next() == {BatchAction.DEAD_LETTER: {"t5"}, BatchAction.REPLAY: others}
 
 
 def test_each_batch_is_decided_by_the_files_of_its_own_range(fleet):

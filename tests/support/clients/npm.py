@@ -42,10 +42,5 @@ def node_command(packages: Path, program: str, *arguments: str) -> list[str]:
 
 def _run(command: Sequence[str], folder: Path) -> subprocess.CompletedProcess[str]:
     return subprocess.run(
-        command,
-        cwd=folder,
-        capture_output=True,
-        text=True,
-        check=False,
-        timeout=INSTALL_SECONDS,
+        command, cwd=folder, capture_output=True, text=True, check=False, timeout=INSTALL_SECONDS
     )

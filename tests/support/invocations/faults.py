@@ -83,11 +83,7 @@ async def drive_parallel(peer: Peer, folder: Path, plan: Plan) -> Invocation:
 
 def done_errand(name: str) -> dict[str, Any]:
     """Return the output of the handler that makes the entries of version 3."""
-    return {
-        "greetings": [f"hello {name}"] * 5,
-        "canceled": ["not yet", 409],
-        "picked": "soon",
-    }
+    return {"greetings": [f"hello {name}"] * 5, "canceled": ["not yet", 409], "picked": "soon"}
 
 
 def cut_everywhere(entries: int, *, stored: bool) -> Plan:

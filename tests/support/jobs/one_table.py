@@ -115,11 +115,7 @@ def due(jobs: Jobs, source: SourceTable, tenant: str, name: JobID) -> Iteration:
 
 
 def begin(
-    jobs: Jobs,
-    source: SourceTable,
-    tenant: str = "eu",
-    name: JobID | None = None,
-    run: str = "run",
+    jobs: Jobs, source: SourceTable, tenant: str = "eu", name: JobID | None = None, run: str = "run"
 ) -> Claim:
     """Have a run begin the iteration of `due`, by default of the first index."""
     first = JobID(db=source.database, table=source.table, job=source.indexes[0].name)

@@ -178,13 +178,7 @@ EDGES = (
             ("2200-01-01T00:00:00Z", "TIMESTAMP'2200-01-01 00:00:00Z'"),
         ),
     ),
-    Edge(
-        "uuid",
-        "Nullable(UUID)",
-        "string",
-        _quoted(*UUIDS),
-        _literals("", *UUIDS),
-    ),
+    Edge("uuid", "Nullable(UUID)", "string", _quoted(*UUIDS), _literals("", *UUIDS)),
 )
 """Of these Spark has every value."""
 

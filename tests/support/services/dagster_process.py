@@ -72,10 +72,7 @@ def main(config: dict[str, Any]) -> None:
     events = Path(config["told"])
     log = SqlLog(config["log"], leases=LeaseDurations(**config["leases"]), actor=config["name"])
     deployment = Deployment(
-        endpoint=ClickHouseEndpoint.parse(NOWHERE),
-        log=log,
-        spark=NearSpark,
-        lake=config["lake"],
+        endpoint=ClickHouseEndpoint.parse(NOWHERE), log=log, spark=NearSpark, lake=config["lake"]
     )
     source = SourceTable(config["table"], key="id", tenant="tenant", indexes=[])
     iscp = SimpleNamespace(create_deployment=lambda: deployment)

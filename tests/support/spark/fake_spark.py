@@ -253,11 +253,7 @@ def keep_latest(
             and (newer[VERSION] == older[VERSION] or newer[CHANGE_TYPE] == "insert")
             for newer, older in pairwise(newest_first)
         )
-        yield latest | {
-            DELETED: not is_upsert(latest),
-            REPEATS: repeats,
-            FRESH: is_upsert(oldest),
-        }
+        yield latest | {DELETED: not is_upsert(latest), REPEATS: repeats, FRESH: is_upsert(oldest)}
 
 
 def _list_additions(rows: Table, selection: TableSelection) -> Iterator[dict[str, Any]]:
@@ -432,10 +428,7 @@ def _create(path: str, columns: str, by: str | None, properties: str, lenient: s
     Path(path).mkdir(parents=True)
     partition_by = [by.strip("`")] if by else None
     DeltaTable.create(
-        path,
-        schema=_parse_columns(columns),
-        partition_by=partition_by,
-        configuration=configuration,
+        path, schema=_parse_columns(columns), partition_by=partition_by, configuration=configuration
     )
 
 

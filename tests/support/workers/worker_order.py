@@ -37,10 +37,7 @@ LANES = {
         "acceptance/histories/",
         "acceptance/location/",
     ),
-    "around": (
-        "acceptance/iterations/",
-        "acceptance/events/",
-    ),
+    "around": ("acceptance/iterations/", "acceptance/events/"),
 }
 BEHIND = 5
 """The niceness of the others."""

@@ -318,10 +318,7 @@ def test_a_file_with_one_wrong_job_registers_none(iscp, jobs, tmp_path, text, va
         (["count", "--state", "done"], ["'done'", "pending, running, canceled"]),
         (["status", "shop.orders/mirror"], ["'shop.orders'", TABLE]),
         (["resume", "shop.orders/mirror"], ["'shop.orders'", TABLE]),
-        (
-            ["register", f"{TABLE}/x", "--type", "json:Thing"],
-            ["'json:Thing'", "'json'", "'Thing'"],
-        ),
+        (["register", f"{TABLE}/x", "--type", "json:Thing"], ["'json:Thing'", "'json'", "'Thing'"]),
         (
             ["register", f"{TABLE}/x", "--type", "json:__name__"],
             ["'json:__name__'", "'json'", "callable"],
@@ -340,10 +337,7 @@ def test_a_file_with_one_wrong_job_registers_none(iscp, jobs, tmp_path, text, va
             ["register", f"{TABLE}/v", "--type", "vector", "--option", "vector=v"],
             ["vector", "--option dimension=..."],
         ),
-        (
-            ["register", f"{TABLE}/m", "--type", "text", "--option", "text=7"],
-            ["'m'", "text 7"],
-        ),
+        (["register", f"{TABLE}/m", "--type", "text", "--option", "text=7"], ["'m'", "text 7"]),
         (["register", NAME, "--option", 'types={"id": "Foo"}'], ["'Foo'", NAME]),
     ],
 )

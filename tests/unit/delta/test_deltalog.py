@@ -392,8 +392,7 @@ class TestChangedTenants:
         assert log.list_changed_tenants(2, 3) == {"b"}
 
     @pytest.mark.parametrize(
-        ("before", "after"),
-        [(("tenant",), ("tenant", "k")), (("tenant", "k"), ("tenant",))],
+        ("before", "after"), [(("tenant",), ("tenant", "k")), (("tenant", "k"), ("tenant",))]
     )
     def test_files_in_other_partitions_than_the_table_has_now_are_left_to_spark(
         self, tmp_path, before, after

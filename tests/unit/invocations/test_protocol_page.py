@@ -8,11 +8,7 @@ import pytest
 
 from durable_invocations.journal import handler_state, runtime_side
 from durable_invocations.protocol.decoding import DEFAULT, MIB
-from durable_invocations.protocol.failures import (
-    JOURNAL_MISMATCH,
-    PROTOCOL_VIOLATION,
-    TOO_LARGE,
-)
+from durable_invocations.protocol.failures import JOURNAL_MISMATCH, PROTOCOL_VIOLATION, TOO_LARGE
 from durable_invocations.protocol.frames import COMPLETED, REQUIRES_ACK
 from durable_invocations.protocol.kinds import KINDS
 from durable_invocations.protocol.services import Mode

@@ -152,9 +152,7 @@ def test_the_module_for_s3_is_fetched_if_a_table_lies_there(
 
 
 @pytest.mark.slow
-def test_the_error_of_an_unreachable_repository_is_one_line_with_the_remedy(
-    tmp_path: Path,
-) -> None:
+def test_the_error_of_an_unreachable_repository_is_one_line_with_the_remedy(tmp_path: Path) -> None:
     proxy = {"https_proxy": "http://someone:secret@127.0.0.1:9"}
     with raises_naming(SetupError, "ISCP_JARS") as caught:
         jars.ensure(tmp_path, java.get_bundled_runtime(), proxy, ivy.fetch)
@@ -217,9 +215,7 @@ def test_the_end_of_an_idle_daemon_is_no_warning_and_each_logger_is_a_class() ->
     assert {f"{name.replace('.', '/')}.class" for name in levels} <= classes
 
 
-def test_the_server_has_our_daemon_and_keeps_everything_under_its_home(
-    tmp_path: Path,
-) -> None:
+def test_the_server_has_our_daemon_and_keeps_everything_under_its_home(tmp_path: Path) -> None:
     home = tmp_path / "a home"
     server = make_server(home)
     server.prepare()

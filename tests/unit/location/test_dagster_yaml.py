@@ -16,9 +16,7 @@ from dagster._core.remote_origin import (
 )
 from dagster._daemon.controller import create_daemon_of_type
 from dagster._daemon.daemon import SpanMarker
-from dagster._daemon.run_coordinator.queued_run_coordinator_daemon import (
-    QueuedRunCoordinatorDaemon,
-)
+from dagster._daemon.run_coordinator.queued_run_coordinator_daemon import QueuedRunCoordinatorDaemon
 
 from iscp_dagster import Mirror, ServiceConsumer, SourceTable
 from iscp_dagster.location.names import TABLE_TAG

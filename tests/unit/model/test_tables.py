@@ -210,10 +210,7 @@ def test_a_name_of_no_index_is_refused(name):
 
 
 def test_a_command_names_indexes_that_are_only_registered_too():
-    tables = [
-        SourceTable("shop.a", key="id", indexes=[Mirror()]),
-        SourceTable("shop.b", key="id"),
-    ]
+    tables = [SourceTable("shop.a", key="id", indexes=[Mirror()]), SourceTable("shop.b", key="id")]
     registered = [JobID(db="shop", table=table, job="copy") for table in ("a", "b", "gone")]
 
     def select(*names):

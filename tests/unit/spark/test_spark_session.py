@@ -166,10 +166,7 @@ TRACE = "\tat org.apache.spark.sql.errors.QueryErrors.fail(QueryErrors.scala:9)\
 def test_any_other_error_of_spark_is_one_of_ours_with_spark_s_message_alone(
     condition, message, summary, kind
 ):
-    with (
-        raises_naming(kind, "/lake/orders", summary) as caught,
-        wrap_spark_errors("/lake/orders"),
-    ):
+    with raises_naming(kind, "/lake/orders", summary) as caught, wrap_spark_errors("/lake/orders"):
         raise make_error("AnalysisException", condition, message)
     for part in ("\n", "Project", "scala", "SQLSTATE", "stacktrace"):
         assert part not in str(caught.value)

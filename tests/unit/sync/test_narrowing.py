@@ -8,9 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from iscp_dagster.clickhouse.connect.failures import (
-    OvertakenError,
-)
+from iscp_dagster.clickhouse.connect.failures import OvertakenError
 from iscp_dagster.delta.read_plans import ReadKind, ReadPlan
 from iscp_dagster.model.batch import Range
 from iscp_dagster.model.errors import (

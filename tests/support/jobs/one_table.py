@@ -53,14 +53,11 @@ def no_spark() -> Any:
     pytest.fail("the runner asked for Spark")
 
 
-def orders(folder: Path) -> SourceTable:
-    return SourceTable(
-        "shop.orders",
-        key="id",
-        tenant="region",
-        path=str(folder / "orders"),
-        indexes=[Mirror(priority=1), Vector("v", dimension=2)],
-    )
+def orders(folder: Path, **changes: Any) -> SourceTable:
+    """Declare the table in `folder`, with indexes of two kinds unless `changes` has others."""
+    indexes = [Mirror(priority=1), Vector("v", dimension=2)]
+    options = {"tenant": "region", "path": str(folder / "orders"), "indexes": indexes}
+    return SourceTable("shop.orders", key="id", **options | changes)
 
 
 def in_memory(clock: Clock) -> Deployment:
@@ -94,15 +91,13 @@ def name_dead_store(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("AWS_ENDPOINT_URL", "http://127.0.0.1:9")
     monkeypatch.setenv("AWS_ALLOW_HTTP", "true")
     monkeypatch.setenv("AWS_ACCESS_KEY_ID", "x")
-    monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", "x")
+    monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", "SECRET")
 
 
 def commit(source: SourceTable, *tenants: str, mode: str = "append", **more: str) -> None:
     """Commit one row for each tenant (column `region`), with the columns of `more`."""
-    columns = {
-        "id": pa.array([1] * len(tenants), pa.int64()),
-        "region": pa.array(tenants, pa.string()),
-    }
+    ids = pa.array([1] * len(tenants), pa.int64())
+    columns = {"id": ids, "region": pa.array(tenants, pa.string())}
     columns |= {name: [value] * len(tenants) for name, value in more.items()}
     options = {"mode": mode, "schema_mode": "merge", "configuration": FEED}
     write_deltalake(source.path, pa.table(columns), partition_by=["region"], **options)
@@ -140,18 +135,15 @@ def finish(
     complete(jobs.deployment.log, claim, claim.range.to, counts)
 
 
-SCHEMA = {
-    "type": "struct",
-    "fields": [
-        {"name": name, "type": type_, "nullable": True, "metadata": {}}
-        for name, type_ in (("tenant", "string"), ("id", "long"))
-    ],
-}
+FIELDS = [
+    {"name": name, "type": type_, "nullable": True, "metadata": {}}
+    for name, type_ in (("tenant", "string"), ("id", "long"))
+]
 METADATA = {
     "metaData": {
         "id": "11111111-0000-4000-8000-000000000000",
         "format": {"provider": "parquet", "options": {}},
-        "schemaString": json.dumps(SCHEMA),
+        "schemaString": json.dumps({"type": "struct", "fields": FIELDS}),
         "partitionColumns": ["tenant"],
         "configuration": {"delta.enableChangeDataFeed": "true"},
         "createdTime": 0,

@@ -4,21 +4,17 @@ import shlex
 import shutil
 from dataclasses import replace
 from datetime import timedelta
+from functools import partial
 from pathlib import Path
 
 import pyarrow as pa
 import pytest
-from dagster import DagsterInstance, DagsterRun, DagsterRunStatus
-from dagster._core.remote_origin import (
-    RegisteredCodeLocationOrigin,
-    RemoteJobOrigin,
-    RemoteRepositoryOrigin,
-)
+from dagster import DagsterInstance, DagsterRunStatus
 from deltalake import DeltaTable, Field, write_deltalake
 from deltalake.schema import PrimitiveType
 
 import iscp_dagster
-from iscp_dagster import FullText, Mirror, SourceTable
+from iscp_dagster import FullText, Mirror
 from iscp_dagster.api.jobs import Jobs, open_jobs, to_spec_update
 from iscp_dagster.api.names import format_command
 from iscp_dagster.delta.log.commits import format_commit_name
@@ -36,6 +32,7 @@ from iscp_dagster.runs.run_names import DISPATCH_TAG
 from iscp_dagster.upkeep.position import read_positions
 from support.clients.scripts import run_script
 from support.errors import assert_names, raises_naming
+from support.jobs.dagster_runs import make_run
 from support.jobs.log_rows import complete, fail
 from support.jobs.one_table import (
     FEED,
@@ -46,6 +43,7 @@ from support.jobs.one_table import (
     finish,
     in_memory,
     name_deployment,
+    orders,
 )
 from support.paths import ROOT
 
@@ -66,9 +64,7 @@ def clock():
 
 @pytest.fixture
 def source(tmp_path):
-    return SourceTable(
-        "shop.orders", key="id", tenant="region", path=str(tmp_path / "orders"), indexes=[Mirror()]
-    )
+    return orders(tmp_path, indexes=[Mirror()])
 
 
 @pytest.fixture
@@ -581,11 +577,8 @@ def test_wait_returns_the_version_when_every_index_has_it(jobs, source, clock):
     register(jobs, source, "eu")
     jobs.register_job("eu", OTHER, make_spec(OTHER, kind=OWN))
     commit(source, "eu")
-    clock.meanwhile = [
-        lambda: None,
-        lambda: finish(jobs, source, name=MIRROR),
-        lambda: finish(jobs, source, name=OTHER),
-    ]
+    finishes = [partial(finish, jobs, source, name=name) for name in (MIRROR, OTHER)]
+    clock.meanwhile = [lambda: None, *finishes]
     assert jobs.wait("shop.orders") == 1
     assert clock.slept == pytest.approx([0.2, 0.3, 0.2], abs=1e-6)
     assert jobs.wait("shop.orders", 0, timeout=0) == 0
@@ -600,9 +593,8 @@ def test_a_wait_in_which_nothing_happens_reads_no_job(jobs, source, clock, monke
     monkeypatch.setattr(
         log, "list_jobs", lambda *a, **b: reads.append(clock.now) or list_jobs(*a, **b)
     )
-    clock.meanwhile = [lambda: None] * 50 + [
-        lambda: jobs.deployment.log.register("eu", elsewhere, "another table", make_spec(elsewhere))
-    ]
+    register_elsewhere = partial(jobs.deployment.log.register, "eu", elsewhere, "another table")
+    clock.meanwhile = [lambda: None] * 50 + [lambda: register_elsewhere(make_spec(elsewhere))]
     start = clock.monotonic()
     wait_in_vain(jobs, late=True, timeout=100)
     assert clock.monotonic() - start == pytest.approx(100, abs=1e-3)
@@ -731,11 +723,8 @@ def test_a_change_of_columns_right_after_what_the_log_has_lost_holds_up_nobody(j
     DeltaTable(source.path).create_checkpoint()
     for version in range(3):
         Path(source.path, format_commit_name(version)).unlink()
-    positions = [
-        (position.in_step, position.watermark.version)
-        for position in read_positions(jobs.deployment, source)
-    ]
-    assert positions == [(False, 2)] * 2
+    positions = read_positions(jobs.deployment, source)
+    assert [(each.in_step, each.watermark.version) for each in positions] == [(False, 2)] * 2
 
 
 def finish_all(jobs, source, look):
@@ -835,9 +824,8 @@ def test_wait_leaves_out_what_a_person_unregistered(jobs, source, clock):
     jobs.register_job("us", MIRROR, make_spec())
     clock.meanwhile = [lambda: jobs.unregister_job("us", MIRROR)]
     assert jobs.wait("shop.orders") == 1
-    jobs.deployment.log.mark_collected(
-        jobs.deployment.log.list_dropped(clock.now + timedelta(days=1))
-    )
+    dropped = jobs.deployment.log.list_dropped(clock.now + timedelta(days=1))
+    jobs.deployment.log.mark_collected(dropped)
     assert jobs.wait("shop.orders", timeout=0) == 1
 
 
@@ -1032,13 +1020,7 @@ def dagster_home(tmp_path):
 
 
 def queue_run(instance, **tags):
-    origin = RemoteJobOrigin(
-        RemoteRepositoryOrigin(RegisteredCodeLocationOrigin("here"), "all"), "job"
-    )
-    run = DagsterRun(
-        job_name="job", status=DagsterRunStatus.QUEUED, tags=tags, remote_job_origin=origin
-    )
-    return instance.add_run(run).run_id
+    return instance.add_run(make_run(DagsterRunStatus.QUEUED, tags)).run_id
 
 
 @pytest.mark.slow

@@ -11,16 +11,14 @@ from iscp_dagster.model.errors import ConfigError, WaitError
 from iscp_dagster.model.jobs import JobID
 from iscp_dagster.planning.job_specs import make_job_name, make_job_spec
 from support.errors import raises_naming
-from support.jobs.one_table import Clock, commit, finish, in_memory
+from support.jobs.one_table import Clock, commit, finish, in_memory, orders
 
 LARGE = JobID(db="shop", table="orders", job="large")
 
 
 @pytest.fixture
 def source(tmp_path):
-    table = SourceTable(
-        "shop.orders", key="id", tenant="region", path=str(tmp_path / "orders"), indexes=[Mirror()]
-    )
+    table = orders(tmp_path, indexes=[Mirror()])
     big = View("big", of=table, where="amount > 100")
     large = Trigger("large", on=big, match="amount > 500", priority=4)
     (source,) = attach_to_tables([table], [big], [large])

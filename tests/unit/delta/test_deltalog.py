@@ -48,16 +48,9 @@ from iscp_dagster.model.errors import (
 )
 from iscp_dagster.model.moment import START, Moment
 from support.errors import assert_names, raises_naming
+from support.jobs.one_table import name_dead_store
 
 FEED = {"delta.enableChangeDataFeed": "true"}
-REFUSING = {
-    "AWS_ENDPOINT_URL": "http://127.0.0.1:9",
-    "AWS_ACCESS_KEY_ID": "x",
-    "AWS_SECRET_ACCESS_KEY": "SECRET",
-    "AWS_REGION": "us-east-1",
-    "AWS_ALLOW_HTTP": "true",
-}
-"""A store at a port that refuses every connection."""
 TENANT = {"name": "tenant", "type": "string", "nullable": True, "metadata": {}}
 NUMBER = {"name": "n", "type": "long", "nullable": True, "metadata": {}}
 KEY = {"name": "k", "type": "long", "nullable": True, "metadata": {"comment": "the key"}}
@@ -187,6 +180,12 @@ def table(tmp_path):
     return Table(tmp_path / "a table").create()
 
 
+@pytest.fixture
+def log(table):
+    """Return the table's log, which reads nothing before it is asked."""
+    return table.log()
+
+
 class TestPoll:
     def test_a_commit_that_was_replaced_in_a_store_stays_invalid(self, table):
         log = open_log(table, StoreFiles)
@@ -198,8 +197,7 @@ class TestPoll:
         assert not log.is_latest(mark)
         assert not log.is_latest(mark), "a check that failed is not kept as one that passed"
 
-    def test_a_commit_moves_the_mark_and_nothing_else_does(self, table):
-        log = table.log()
+    def test_a_commit_moves_the_mark_and_nothing_else_does(self, table, log):
         first = log.poll()
         assert log.poll(first) is first
         table.add("a")
@@ -282,17 +280,15 @@ class TestPoll:
         # The next commit twice, the one after it once, the new one's time, and the final check.
         assert log.files.requests == 5
 
-    def test_a_log_put_back_to_an_earlier_state(self, table):
+    def test_a_log_put_back_to_an_earlier_state(self, table, log):
         table.add("a")
-        log = table.log()
         known = log.poll()
         table.forget(1)
         mark = log.poll(known)
         assert mark.is_same_table(known)
         assert mark.moment < known.moment
 
-    def test_an_error_names_the_path_without_a_table(self, table):
-        log = table.log()
+    def test_an_error_names_the_path_without_a_table(self, table, log):
         mark = log.poll()
         shutil.rmtree(table.path)
         with raises_naming(NoTableError, table.path):
@@ -309,10 +305,9 @@ class TestPoll:
             table.log().get_moment(2)
 
     @pytest.mark.parametrize("hint", [1, 2, 3, 9])
-    def test_a_hint_that_names_a_missing_checkpoint(self, table, hint):
+    def test_a_hint_that_names_a_missing_checkpoint(self, table, log, hint):
         table.add("a", "b", "c")
         (table.path / HINT).write_text(json.dumps({"version": hint, "size": 3}))
-        log = table.log()
         assert (log.get_latest_moment().version, log.get_facts().version) == (3, 3)
         assert log.list_tenants() == ["a", "b", "c"]
         assert [table.log().list_tenants(version) for version in (1, 2)] == [["a"], ["a", "b"]]
@@ -339,11 +334,10 @@ class TestPoll:
         with raises_naming(UnavailableError, table.path, "Service Unavailable"):
             table.log().get_facts()
 
-    def test_a_log_with_nothing_but_a_checkpoint(self, table):
+    def test_a_log_with_nothing_but_a_checkpoint(self, table, log):
         table.add("a")
         DeltaTable(table.path).create_checkpoint()
         table.forget(0, 1)
-        log = table.log()
         assert log.get_latest_moment().version == 1
         assert log.list_tenants() == ["a"]
         assert log.list_changed_tenants(0, 1) is None
@@ -366,9 +360,8 @@ class TestChangedTenants:
         table.commit(*actions)
         assert table.log().list_changed_tenants(0, 1) == changed
 
-    def test_ranges_are_open_to_the_left_and_each_commit_is_read_once(self, table):
+    def test_ranges_are_open_to_the_left_and_each_commit_is_read_once(self, table, log):
         table.add("a", "b", "c")
-        log = table.log()
         assert log.list_changed_tenants(-1, 3) == {"a", "b", "c"}
         assert log.list_changed_tenants(1, 2) == {"b"}
         assert log.list_changed_tenants(3, 3) == set()
@@ -405,9 +398,8 @@ class TestChangedTenants:
         assert len(table.log().list_feed_files(0, 1, {"1"})) == 1
         assert table.log().list_feed_files(0, 2, {"1"}) is None
 
-    def test_a_log_that_lost_commits_cannot_tell_their_tenants(self, table):
+    def test_a_log_that_lost_commits_cannot_tell_their_tenants(self, table, log):
         table.add("a", "b")
-        log = table.log()
         log.poll()
         log.get_facts()
         table.forget(1)
@@ -427,19 +419,16 @@ class TestChangedTenants:
         tenant, key = map_column(TENANT, "col-1"), map_column(KEY, "col-2")
         for number, column in enumerate((tenant, key), start=1):
             column["metadata"]["delta.columnMapping.id"] = number
-        properties = FEED | {"delta.columnMapping.mode": "name"}
-        table = Table(tmp_path).create(
-            (tenant, key), properties=properties, features=["columnMapping"]
-        )
+        options = {"properties": FEED | {"delta.columnMapping.mode": "name"}}
+        table = Table(tmp_path).create((tenant, key), features=["columnMapping"], **options)
         table.commit(file("add", "a", column="col-1"))
         assert table.log().list_changed_tenants(0, 1) == {"a"}
         assert table.log().list_tenants() == ["a"]
 
     @pytest.mark.parametrize(("null", "column"), [(None, "tenant"), ("", "tenant"), (None, None)])
-    def test_rows_without_a_tenant_concern_no_tenant(self, table, null, column):
+    def test_rows_without_a_tenant_concern_no_tenant(self, table, log, null, column):
         """Spark omits null values from the entry of a removed file."""
         table.commit(file("add", "a"), file("add", null, path="orphan.parquet"))
-        log = table.log()
         assert (log.list_changed_tenants(0, 1), log.list_tenants()) == ({"a"}, ["a"])
         assert log.has_unnamed_changes(0, 1)
         assert log.get_unnamed_size().files == 1
@@ -456,17 +445,14 @@ class TestChangedTenants:
         assert log.list_tenants() == ["a", "b"]
 
     def test_rows_without_a_count_are_taken_for_eight_bytes_each(self, table):
-        removed = file("remove", "a", size=80)
-        table.commit(
-            {"cdc": file("add", "a", size=8_000)["add"]}, file("add", "a", size=4), removed
-        )
+        changed = {"cdc": file("add", "a", size=8_000)["add"]}
+        table.commit(changed, file("add", "a", size=4), file("remove", "a", size=80))
         table.commit(file("remove", "a", size=800), file("remove", "a", stats='{"numRecords" : 7}'))
         assert table.log().list_written_volumes(0, 2, {"a"}) == [(1, (8_000, 1_000)), (2, (0, 107))]
 
-    def test_the_sizes_of_tenants_and_changes(self, table):
+    def test_the_sizes_of_tenants_and_changes(self, table, log):
         table.commit(file("add", "a", size=5, stats='{"numRecords":3}'), file("add", "b", size=7))
         table.commit(file("remove", "b"), file("add", "a", size=1, stats='{"numRecords":1}'))
-        log = table.log()
         assert log.get_bytes_written(0, 2) == {"a": 6, "b": 7}
         # The rows of b are estimated from its bytes; removed rows count as read, too.
         assert log.list_written_volumes(0, 2, {"a"}) == [(1, (5, 3)), (2, (1, 1))]
@@ -507,9 +493,8 @@ class TestFeed:
         assert plan_read(table.log(), 0, 1).kind is ReadKind.TAIL
         assert get_feed_state(table.log(), 1, 1) == FeedState(available=True)
 
-    def test_a_log_has_a_commit_only_with_its_time(self, table):
+    def test_a_log_has_a_commit_only_with_its_time(self, table, log):
         table.commit().commit()
-        log = table.log()
         one, last = log.get_moment(1), log.get_moment(2)
         assert all(map(log.has_moment, (START, log.get_moment(0), one, last)))
         assert not log.has_moment(replace(one, micros=one.micros + 1))
@@ -570,13 +555,12 @@ class TestFeed:
         assert [plan.kind for plan in plans] == kinds
         assert_names(plans[0].reason, "partitioned", 2)
 
-    def test_properties_and_comments_are_no_change_of_columns(self, table):
+    def test_properties_and_comments_are_no_change_of_columns(self, table, log):
         on = {"delta.enableInCommitTimestamps": "true", "delta.appendOnly": "false"}
         table.commit(table.metadata(properties=FEED | on)).add("a")
         table.commit(table.metadata([TENANT, KEY | {"metadata": {}}], properties={}))
         assert table.log().find_first_column_change(0, 3) is None
         table.commit(table.metadata([TENANT, KEY, NUMBER])).commit(table.metadata([TENANT, KEY]))
-        log = table.log()
         changes = [log.find_first_column_change(after, 5) for after in range(6)]
         assert changes == [4, 4, 4, 4, 5, None]
 
@@ -605,10 +589,9 @@ class TestFeed:
         assert_snapshot(table, 2, 4, "'tenant'", "dropped", 3)
         assert ChangeFeed(log=table.log()).find_first_drop(0, 4) is None
 
-    def test_vacuum_may_have_removed_files_of_other_tenants_only(self, table):
+    def test_vacuum_may_have_removed_files_of_other_tenants_only(self, table, log):
         table.commit(file("add", "a", path="tenant=a/gone.parquet"))
         assert_snapshot(table, 0, 1, "VACUUM", "1 to 1")
-        log = table.log()
         assert plan_read(log, 0, 1, {"b"}).kind is ReadKind.TAIL
         assert plan_read(log, 0, 1, {"a", "b"}).kind is ReadKind.SNAPSHOT
         table.commit(file("add", None, path="nobodys.parquet"))
@@ -712,8 +695,7 @@ class TestChecks:
         with raises_naming(error, "'id'", "tenant, k"):
             check_source(table.log(), **names)
 
-    def test_a_feature_that_comes_later(self, table):
-        log = table.log()
+    def test_a_feature_that_comes_later(self, table, log):
         check_source(log, keys=["k"])
         features = {"readerFeatures": ["ofTheFuture"], "writerFeatures": ["ofTheFuture"]}
         table.commit({"protocol": {"minReaderVersion": 3, "minWriterVersion": 7, **features}})
@@ -726,11 +708,6 @@ class TestChecks:
         with raises_naming(SchemaError, repr(name), "_timestamp"):
             check_source(table.log(), keys=["k"])
         check_source(table.log(), keys=["k"], columns=["k"])
-
-
-def set_variables(monkeypatch, variables):
-    for name, value in variables.items():
-        monkeypatch.setenv(name, value)
 
 
 class TestFiles:
@@ -767,7 +744,7 @@ class TestFiles:
         assert files.find_missing(["gone.parquet"]) == "gone.parquet"
 
     def test_every_request_to_a_store_that_does_not_answer_is_tried_again(self, monkeypatch):
-        set_variables(monkeypatch, REFUSING)
+        name_dead_store(monkeypatch)
         files = open_log_files("s3://bucket/table?sig=SECRET")
         name = format_commit_name(0)
         for request in (
@@ -796,8 +773,8 @@ class TestFiles:
                 beats.append(time.monotonic())
 
         with socket.create_server(("127.0.0.1", 0)) as silent:
-            url = f"http://127.0.0.1:{silent.getsockname()[1]}"
-            set_variables(monkeypatch, REFUSING | {"AWS_ENDPOINT_URL": url})
+            name_dead_store(monkeypatch)
+            monkeypatch.setenv("AWS_ENDPOINT_URL", f"http://127.0.0.1:{silent.getsockname()[1]}")
             patience = {"timeout": "2s", "retry_timeout": "1s", "max_retries": "0"}
             heart = threading.Thread(target=beat)
             started = time.monotonic()

@@ -8,12 +8,7 @@ from threading import Event
 
 import pytest
 import yaml
-from dagster import DagsterInstance, DagsterRun, DagsterRunStatus
-from dagster._core.remote_origin import (
-    RegisteredCodeLocationOrigin,
-    RemoteJobOrigin,
-    RemoteRepositoryOrigin,
-)
+from dagster import DagsterInstance, DagsterRunStatus
 from dagster._daemon.controller import create_daemon_of_type
 from dagster._daemon.daemon import SpanMarker
 from dagster._daemon.run_coordinator.queued_run_coordinator_daemon import QueuedRunCoordinatorDaemon
@@ -22,13 +17,13 @@ from iscp_dagster import Mirror, ServiceConsumer, SourceTable
 from iscp_dagster.location.names import TABLE_TAG
 from iscp_dagster.location.sensor.runner import build_run_request
 from iscp_dagster.planning.look import Dispatch
+from support.jobs.dagster_runs import make_run
 from support.jobs.log_rows import key, over
 from support.paths import ROOT
 
 pytestmark = pytest.mark.slow
 
 CONFIG = yaml.safe_load((ROOT / "dagster.yaml").read_text())
-ORIGIN = RemoteJobOrigin(RemoteRepositoryOrigin(RegisteredCodeLocationOrigin("here"), "all"), "any")
 SERVICES = [
     ServiceConsumer("http://127.0.0.1:9", handler=f"Orders/{name}", name=name)
     for name in ("told", "billed")
@@ -49,8 +44,7 @@ def queue(tmp_path, monkeypatch):
             )
             for of_run in tenants:
                 tags = build_run_request(make_dispatch(source, of_run, job)).tags
-                run = DagsterRun("any", status=status, tags=tags, remote_job_origin=ORIGIN)
-                instance.add_run(run)
+                instance.add_run(make_run(status, tags))
 
         add.instance = instance
         yield add

@@ -17,7 +17,7 @@ from iscp_dagster.model.states import JobState
 from iscp_dagster.planning.runner import Runner
 from iscp_dagster.sync.reading.reader import SourceReader
 from support.errors import assert_names
-from support.jobs.one_table import commit
+from support.jobs.one_table import commit, orders
 from support.lake.delta_tables import deployment_at
 from support.outbox.memory_runtime import FakeRuntime
 
@@ -29,21 +29,9 @@ NOWHERE = "http://127.0.0.1:9"
 
 @pytest.fixture
 def source(tmp_path):
-    consumer = ServiceConsumer(
-        "http://127.0.0.1:9080",
-        handler="Orders/told",
-        name="told",
-        columns=["id"],
-        tags={"domain": "trade"},
-    )
-    return SourceTable(
-        "shop.orders",
-        key="id",
-        tenant="region",
-        path=str(tmp_path / "orders"),
-        services=[consumer],
-        owners=["team:shop"],
-    )
+    options = {"name": "told", "columns": ["id"], "tags": {"domain": "trade"}}
+    consumer = ServiceConsumer("http://127.0.0.1:9080", handler="Orders/told", **options)
+    return orders(tmp_path, indexes=[], services=[consumer], owners=["team:shop"])
 
 
 @pytest.fixture
@@ -64,9 +52,8 @@ def location(source, runtime, near_spark, tmp_path):
 def materialize(location, tenant):
     """Materialize the partition as a person does; return the run."""
     job = location.defs.resolve_job_def("sync_shop_orders")
-    return job.execute_in_process(
-        instance=location.instance, partition_key=tenant, raise_on_error=False
-    )
+    options = {"partition_key": tenant, "raise_on_error": False}
+    return job.execute_in_process(instance=location.instance, **options)
 
 
 def fail_to_materialize(location):
@@ -123,9 +110,8 @@ def test_a_run_shows_its_invocations_with_status_and_link(location, source, runt
     assert (shown["invocations"], shown["attached"]) == (1, 0)
     assert list_rows(shown) == ["| (-1, 0] | 0 | 1 | [inv_0](http://here/inv_0) | completed |"]
     assert read_events(location, run, OBSERVED) == {}
-    assert runtime.bodies[0]["rows"] == [
-        {"id": 1, "region": "eu", "_change": "upsert", "_version": 0}
-    ]
+    (row,) = runtime.bodies[0]["rows"]
+    assert row == {"id": 1, "region": "eu", "_change": "upsert", "_version": 0}
     (job,) = location.deployment.log.list_jobs()
     assert (job.watermark.version, job.status.counts["invocations"]) == (0, 1)
 

@@ -8,7 +8,7 @@ import dagster as dg
 import pytest
 from dagster._core.loader import LoadingContextForTest
 
-from iscp_dagster import Mirror, SourceTable
+from iscp_dagster import Mirror
 from iscp_dagster.delta.log.deltalog import DeltaLog
 from iscp_dagster.location.assets.reports.data_versions import DataVersions
 from iscp_dagster.location.assets.source_check import CHECK
@@ -17,14 +17,13 @@ from iscp_dagster.location.names import get_partitions_name, get_source_asset_ke
 from iscp_dagster.location.resources.iscp import ClickHouse, ClickHouseTables, Iscp, IscpLog, Lake
 from iscp_dagster.location.resources.spark import Spark
 from support.errors import assert_names
-from support.jobs.one_table import commit
+from support.jobs.one_table import commit, orders
 from support.jobs.sensor_ticks import Ticks
 
 
 @pytest.fixture
 def source(tmp_path):
-    path = str(tmp_path / "orders")
-    return SourceTable("shop.orders", key="id", tenant="region", path=path, indexes=[Mirror()])
+    return orders(tmp_path, indexes=[Mirror()])
 
 
 class Idle(Spark):

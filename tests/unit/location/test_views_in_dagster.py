@@ -9,7 +9,7 @@ from dagster._core.definitions.data_version import CachingStaleStatusResolver, S
 from dagster._core.loader import LoadingContextForTest
 from dagster._core.storage.partition_status_cache import AssetPartitionStatus as Status
 
-from iscp_dagster import Changes, Endpoint, Mirror, SourceTable, Trigger, View, build_definitions
+from iscp_dagster import Changes, Endpoint, Mirror, Trigger, View, build_definitions
 from iscp_dagster.api.jobs import Jobs
 from iscp_dagster.joblog.iterations import FailedStep, Iteration
 from iscp_dagster.location.assets.io_manager import ClickHouseIOManager, OutcomeIOManager
@@ -26,7 +26,7 @@ from iscp_dagster.model.moment import Moment
 from iscp_dagster.planning.job_specs import list_table_specs, make_job_name, make_new_jobs
 from iscp_dagster.planning.look import Dispatch
 from support.errors import assert_names, raises_naming
-from support.jobs.one_table import Clock, commit, finish, in_memory
+from support.jobs.one_table import Clock, commit, finish, in_memory, orders
 
 ALERTS = Endpoint("alerts", url="https://example.com/hook", secrets=["ALERTS_SECRET"])
 KEYS = {"mirror", "of_all", "big", "a_huge", "a_large", "any"}
@@ -35,15 +35,9 @@ KEYS = {"mirror", "of_all", "big", "a_huge", "a_large", "any"}
 @pytest.fixture
 def declared(tmp_path):
     """Return a location's table, views and triggers; names sort children before parents."""
-    orders = SourceTable(
-        "shop.orders",
-        key="id",
-        tenant="region",
-        path=str(tmp_path / "orders"),
-        indexes=[Mirror(), Changes(name="of_all")],
-        owners=["team:shop"],
-    )
-    big = View("big", of=orders, where="amount > 100", columns={"gross": "amount * 1.19"})
+    indexes = [Mirror(), Changes(name="of_all")]
+    source = orders(tmp_path, indexes=indexes, owners=["team:shop"])
+    big = View("big", of=source, where="amount > 100", columns={"gross": "amount * 1.19"})
     huge = View("a_huge", of=big, where="gross > 1000", description="the largest")
     large = Trigger(
         "a_large",
@@ -54,8 +48,8 @@ def declared(tmp_path):
         to=[ALERTS],
         tags={"domain": "trade"},
     )
-    whole = [Trigger("any", on=orders, match="amount > 1"), large]
-    return SimpleNamespace(source=orders, views=[huge, big], triggers=whole)
+    whole = [Trigger("any", on=source, match="amount > 1"), large]
+    return SimpleNamespace(source=source, views=[huge, big], triggers=whole)
 
 
 @pytest.fixture
@@ -128,9 +122,8 @@ class Location:
     def list_partitions(self, name):
         """Return the status of each tenant on Dagster's page of partitions."""
         tenants = self.instance.get_dynamic_partitions(get_partitions_name(self.source))
-        return self.instance.get_status_by_partition(
-            self.key(name), tenants, build_partitions_def(self.source)
-        )
+        partitions = build_partitions_def(self.source)
+        return self.instance.get_status_by_partition(self.key(name), tenants, partitions)
 
     def report_version(self, event_class, key):
         """Report the data version 1 of the asset for the tenant "eu"."""
@@ -306,10 +299,8 @@ def test_an_output_waits_for_that_of_its_view_if_it_is_selected():
 
 def test_a_run_of_the_sensor_selects_views_and_triggers(location):
     location.bring_in_step("eu")
-    jobs = [
-        location.jobs.get_job("eu", make_job_name(location.source, consumer))
-        for consumer in location.source.consumers
-    ]
+    names = [make_job_name(location.source, each) for each in location.source.consumers]
+    jobs = [location.jobs.get_job("eu", name) for name in names]
     commit(location.source, "eu")
     latest = location.deployment.make_delta_log(location.source).get_latest_moment()
     iteration = Iteration.from_jobs(jobs, latest)

@@ -56,11 +56,6 @@ def test_what_is_over_a_table_may_be_in_any_module_and_counts_once(package):
     assert [endpoint.name for endpoint in load_endpoints(environ)] == ["alerts", "quiet"]
 
 
-def test_a_package_that_is_not_there_is_named_for_endpoints_too():
-    with raises_naming(ConfigError, "ISCP_ASSETS", "'no_such'"):
-        load_endpoints({"ISCP_ASSETS": "no_such"})
-
-
 HEAD = "from iscp_dagster import *\nfrom {package}.tables import big, trades\n\n"
 
 

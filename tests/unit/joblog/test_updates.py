@@ -57,37 +57,26 @@ def test_a_rebuild_is_another_generation_of_the_same():
 
 
 def test_a_change_is_read_from_json_that_is_shaped_like_a_spec():
-    update = SpecUpdate.from_json(
-        {
-            "trigger": {"job_type": "greedy", "schedule": None},
-            "detail": {"priority": 0, "consumer": {"columns": ["b"]}},
-        }
-    )
+    trigger = {"job_type": "greedy", "schedule": None}
+    detail = {"priority": 0, "consumer": {"columns": ["b"]}}
+    update = SpecUpdate.from_json({"trigger": trigger, "detail": detail})
     assert update == SpecUpdate(job_type="greedy", priority=0, columns=("b",))
 
 
 @pytest.mark.parametrize(
-    ("value", "culprit"),
+    ("change", "value", "culprits"),
     [
-        ({"triger": {}}, "'triger'"),
-        ({"detail": {"consumer": {"job": "other"}}}, "'job'"),
-        ({"detail": {"consumer": {"columns": "abc"}}}, "'abc'"),
-        ([], "object"),
+        (SpecUpdate.from_json, {"triger": {}}, ["'triger'"]),
+        (SpecUpdate.from_json, {"detail": {"consumer": {"job": "other"}}}, ["'job'"]),
+        (SpecUpdate.from_json, {"detail": {"consumer": {"columns": "abc"}}}, ["'abc'"]),
+        (SpecUpdate.from_json, [], ["object"]),
+        (SpecUpdate(job_type="").apply_to, SPEC, ["job_type"]),
+        (SpecUpdate(max_bytes=-1).apply_to, SPEC, ["max_bytes", -1]),
+        (SpecUpdate(type="a\nb").apply_to, SPEC, ["type", repr("a\nb")]),
     ],
 )
-def test_an_unreadable_change_is_refused(value, culprit):
-    with raises_naming(ConfigError, culprit):
-        SpecUpdate.from_json(value)
-
-
-@pytest.mark.parametrize(
-    ("change", "values"),
-    [
-        (SpecUpdate(job_type=""), ["job_type"]),
-        (SpecUpdate(max_bytes=-1), ["max_bytes", -1]),
-        (SpecUpdate(type="a\nb"), ["type", repr("a\nb")]),
-    ],
-)
-def test_a_change_to_values_that_no_spec_may_have_is_refused(change, values):
-    with raises_naming(ConfigError, *values):
-        change.apply_to(SPEC)
+def test_a_change_that_is_unreadable_or_to_what_no_spec_may_have_is_refused(
+    change, value, culprits
+):
+    with raises_naming(ConfigError, *culprits):
+        change(value)

@@ -11,7 +11,7 @@ from pydantic import BaseModel, Field
 
 import assets
 from iscp_dagster import Mirror, SourceTable
-from iscp_dagster.api.discovery import load_tables
+from iscp_dagster.api.discovery import load_endpoints, load_tables
 from iscp_dagster.delta.read_plans import ReadKind, ReadPlan
 from iscp_dagster.location.assets.io_manager import ClickHouseIOManager
 from iscp_dagster.location.assets.maintenance import JOB_NAME_GETTERS
@@ -50,11 +50,9 @@ def defined(monkeypatch):
 
 def pools(definitions: Definitions) -> dict[str, set[str]]:
     """Return the pools of each op that has any, of the demo's table; assets/ may have others."""
-    jobs = definitions.resolve_all_job_defs()
-    nodes = [node for job in jobs for node in job.all_node_defs]
-    return {
-        node.name: set(node.pools) for node in nodes if node.pools and "docs_symbols" in node.name
-    }
+    nodes = [node for job in definitions.resolve_all_job_defs() for node in job.all_node_defs]
+    ours = [node for node in nodes if node.pools and "docs_symbols" in node.name]
+    return {node.name: set(node.pools) for node in ours}
 
 
 @pytest.mark.parametrize(
@@ -121,10 +119,11 @@ def test_all_that_write_to_a_clickhouse_are_in_its_pool(defined):
     assert pools(definitions) == {name: {"clickhouse:ch.example.com:8124"} for name in WRITERS}
 
 
+@pytest.mark.parametrize("load", [load_tables, load_endpoints])
 @pytest.mark.parametrize("package", ["no_such", "no_such.within", "assets.no_such"])
-def test_a_missing_module_is_named_with_its_variable(package):
+def test_a_missing_module_is_named_with_its_variable(package, load):
     with raises_naming(ConfigError, "ISCP_ASSETS", f"'{package}'"):
-        load_tables({"ISCP_ASSETS": package})
+        load({"ISCP_ASSETS": package})
 
 
 def test_without_a_module_of_declarations_the_variable_is_named(monkeypatch):
@@ -216,17 +215,13 @@ def test_an_iteration_is_reported_even_if_clickhouse_is_gone():
     deployment = in_memory(get_utc_now)
     add(deployment.log, key())
     (claim,) = deployment.log.claim_jobs(over(key()), "run", {})
-    fields = (
-        DeltaField(name="id", type=Primitive("long"), nullable=False),
-        DeltaField(name="gross", type=Primitive("double")),
-    )
-    reading = ReadRequest(
-        plan=ReadPlan(kind=ReadKind.SNAPSHOT, reason="first synchronization"), range=claim.range
-    )
+    id_ = DeltaField(name="id", type=Primitive("long"), nullable=False)
+    fields = (id_, DeltaField(name="gross", type=Primitive("double")))
+    plan = ReadPlan(kind=ReadKind.SNAPSHOT, reason="first synchronization")
+    reading = ReadRequest(plan=plan, range=claim.range)
     store = deployment.make_index_store(source, Mirror(), fields)
     written = WriteResult(request=reading, store=store, inserted={"acme": 3})
-    now = deployment.clock()
-    delivery = RowDelivery(claim=claim, written=written, published=now)
+    delivery = RowDelivery(claim=claim, written=written, published=deployment.clock())
     context = build_output_context()
     ClickHouseIOManager(lambda: deployment).handle_output(context, delivery)
     metadata = context.consume_logged_metadata()
@@ -245,10 +240,8 @@ def test_an_iteration_is_reported_even_if_clickhouse_is_gone():
     ],
 )
 def test_two_tables_share_no_name(other):
-    tables = [
-        SourceTable(name, key="id", tenant="x", indexes=[Mirror()], load=lambda _: None)
-        for name in ("shop.t", other)
-    ]
+    options = {"key": "id", "tenant": "x", "indexes": [Mirror()], "load": lambda _: None}
+    tables = [SourceTable(name, **options) for name in ("shop.t", other)]
     definitions = build_definitions(tables, STUBS)
     jobs = [job.name for job in definitions.resolve_all_job_defs()]
     assert len(jobs) == len(set(jobs)) == 9

@@ -108,14 +108,11 @@ def test_a_column_that_may_change_in_a_row_or_is_not_stored_is_refused(mirror, f
         make_table(mirror, **fields)
 
 
-def test_any_stored_column_places_a_row_that_never_changes():
+def test_tenant_and_key_place_a_row_and_any_stored_column_one_that_never_changes():
+    for key in (["id"], ["tenant"], ["id", "tenant"]):
+        make_table(Mirror(sharding={"hash_function": "sipHash64", "key": key}))
     make_table(Mirror(sharding=BY_NAME, append=True), key=())
     make_table(Mirror(sharding=BY_NAME, append=True, columns=["name"]), key=(), tenant=None)
-
-
-@pytest.mark.parametrize("key", [["id"], ["tenant"], ["id", "tenant"]])
-def test_tenant_and_key_place_a_row(key):
-    make_table(Mirror(sharding={"hash_function": "sipHash64", "key": key}))
 
 
 def test_a_sharded_index_becomes_one_index_for_each_shard():
@@ -191,27 +188,29 @@ def test_a_job_names_its_shard_and_keeps_it():
     assert make_consumer(source, Mirror()).options == {}
 
 
-@pytest.mark.parametrize("fewer", [make_shards(1), make_table(Mirror())])
-def test_a_shard_that_is_no_longer_declared_is_refused(fewer):
+ANOTHER_KIND = {"type": "text", "options": {"shard": 1, "text": "name"}}
+REBUILD = "iscp job rebuild shop.t/mirror_shard_1"
+
+
+@pytest.mark.parametrize(
+    ("declared", "changes", "culprits"),
+    [
+        (make_shards(1), {}, ("mirror_shard_1", "shard 1")),
+        (make_table(Mirror()), {}, ("mirror_shard_1", "shard 1")),
+        (make_shards(2), ANOTHER_KIND, ("mirror", "text", REBUILD)),
+        (
+            make_table(),
+            {"job": "mine", "options": {"sharding": BY_ID}},
+            ("shop.t/mine", "'sharding'"),
+        ),
+    ],
+    ids=["fewer shards", "no shards", "another kind", "a sharding of its own"],
+)
+def test_a_shard_s_job_that_is_not_as_declared_is_refused(declared, changes, culprits):
     source = make_shards(2)
-    with raises_naming(ConfigError, "mirror_shard_1", "shard 1"):
-        resolve_index(fewer, make_consumer(source, source.indexes[1]))
-
-
-def test_a_shard_s_job_keeps_the_kind_that_is_declared():
-    source = make_shards(2)
-    info = make_consumer(source, source.indexes[1])
-    info = replace(info, type="text", options=info.options | {"text": "name"})
-    with raises_naming(ConfigError, "mirror", "text", "iscp job rebuild shop.t/mirror_shard_1"):
-        resolve_index(source, info)
-
-
-def test_a_job_does_not_declare_shards():
-    info = ConsumerInfo(
-        type="mirror", db="shop", table="t", job="mine", options={"sharding": BY_ID}
-    )
-    with raises_naming(ConfigError, "shop.t/mine", "'sharding'"):
-        resolve_index(make_table(), info)
+    info = replace(make_consumer(source, source.indexes[1]), **changes)
+    with raises_naming(ConfigError, *culprits):
+        resolve_index(declared, info)
 
 
 def make_deployment(count):
@@ -239,11 +238,10 @@ def test_servers_are_named_in_one_setting(separator):
     one, urls = "http://one:1", separator.join(["http://me:secret@one:1", "http://two:2"])
     environ = {"CLICKHOUSE_URLS": urls}
     assert count_shards(environ) == 2
-    assert [each.address for each in parse_clickhouse_endpoints(environ)] == [one, "http://two:2"]
-    assert parse_clickhouse_endpoints(environ)[0].password == "secret"
-    assert parse_clickhouse_endpoints(
-        environ | {"CLICKHOUSE_URL": one}
-    ) == parse_clickhouse_endpoints(environ)
+    endpoints = parse_clickhouse_endpoints(environ)
+    assert [each.address for each in endpoints] == [one, "http://two:2"]
+    assert endpoints[0].password == "secret"
+    assert parse_clickhouse_endpoints(environ | {"CLICKHOUSE_URL": one}) == endpoints
     assert count_shards({"CLICKHOUSE_URL": one}) == count_shards({"CLICKHOUSE_URLS": ""}) == 1
     assert len(parse_clickhouse_endpoints({"CLICKHOUSE_URL": one})) == 1
 

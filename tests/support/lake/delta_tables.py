@@ -226,11 +226,9 @@ class Table:
         return table
 
     def create(self, columns: str = COLUMNS, properties: str = FEED) -> None:
-        by = (
-            f"PARTITIONED BY ({quoting.quote_identifier(self.source.tenant)})"
-            if self.source.tenant and not self.source.buckets
-            else ""
-        )
+        by = ""
+        if self.source.tenant and not self.source.buckets:
+            by = f"PARTITIONED BY ({quoting.quote_identifier(self.source.tenant)})"
         self.sql(f"CREATE TABLE {{t}} ({columns}) USING delta {by} TBLPROPERTIES ({properties})")
 
     @property
@@ -254,9 +252,8 @@ class Table:
         return replace(self, source=replace(self.source, indexes=indexes))
 
     def jobs(self) -> list[Job]:
-        return self.deployment.log.list_jobs(
-            table_id=self.deployment.make_delta_log(self.source).get_table_id()
-        )
+        table_id = self.deployment.make_delta_log(self.source).get_table_id()
+        return self.deployment.log.list_jobs(table_id=table_id)
 
     def materialize(self, *tenants: str, run_id: str = "by hand") -> list[RowDelivery | FailedStep]:
         """Materialize as a person does: repair, and go from every watermark to the last commit."""
@@ -305,9 +302,8 @@ class Table:
         """Return one iteration of these tenants' jobs (of one watermark); register new jobs."""
         log = self.deployment.make_delta_log(self.source)
         table_id = log.get_table_id()
-        self.deployment.log.register_many(
-            make_new_jobs(table_id, tenants, make_job_specs(self.source, self.source.consumers))
-        )
+        specs = make_job_specs(self.source, self.source.consumers)
+        self.deployment.log.register_many(make_new_jobs(table_id, tenants, specs))
         jobs = [job for job in self.jobs() if job.key.tenant in tenants]
         return Iteration(
             table_id=table_id,

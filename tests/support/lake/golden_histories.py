@@ -151,11 +151,9 @@ class KeptSpark:
 
 def _list_files(folder: Path) -> dict[str, tuple[int, int]]:
     """Return size and time of each file but the checksums beside files."""
-    found = {
-        str(file.relative_to(folder)): file.stat()
-        for file in folder.rglob("*")
-        if file.is_file() and not (file.name.startswith(".") and file.suffix == ".crc")
-    }
+    files = [file for file in folder.rglob("*") if file.is_file()]
+    kept = [file for file in files if not (file.name.startswith(".") and file.suffix == ".crc")]
+    found = {str(file.relative_to(folder)): file.stat() for file in kept}
     return {name: (stat.st_size, stat.st_mtime_ns) for name, stat in found.items()}
 
 

@@ -92,9 +92,8 @@ class Trades:
             images = [image for image, state in enumerate((before, after)) if key in state]
             if not images or (len(images) == 2 and before[key] == after[key]):
                 continue
-            kind = {(0,): ChangeKind.DELETE, (1,): ChangeKind.INSERT}.get(
-                tuple(images), ChangeKind.UPDATE
-            )
+            kinds = {(0,): ChangeKind.DELETE, (1,): ChangeKind.INSERT}
+            kind = kinds.get(tuple(images), ChangeKind.UPDATE)
             ordinal = ordinals[key[0]] = ordinals.get(key[0], -1) + 1
             for image in images:
                 yield self._row(key, (before, after)[image][key], kind, image, version, ordinal)
@@ -230,12 +229,10 @@ class Alerts:
 
     def events(self) -> list[tuple[str, str, str, int]]:
         """Every event in the outbox in its order: type, tenant, key and version."""
-        columns = ISCP_OUTBOX.c
-        chosen = sa.select(
-            columns.event_type, columns.tenant, columns.event_key, columns.source_version
-        )
+        names = ("event_type", "tenant", "event_key", "source_version")
+        chosen = sa.select(*(ISCP_OUTBOX.c[name] for name in names))
         with self.log.begin_read() as connection:
-            found = connection.execute(chosen.order_by(columns.number))
+            found = connection.execute(chosen.order_by(ISCP_OUTBOX.c.number))
             return [tuple(row) for row in found]
 
     def outbox(self) -> list[dict[str, Any]]:

@@ -290,13 +290,7 @@ def read_clickhouse(
         for name in maps
     }
     chosen = ", ".join(zipped.get(name, quote_identifier(name)) for name in schema.names)
-    found = client.query(
-        f"SELECT {chosen} FROM {view} WHERE {history.where}", query_formats={"String": "bytes"}
-    )
-    return [
-        tuple(
-            plain(column.type, value, nulls=history.nulls)
-            for column, value in zip(schema, row, strict=True)
-        )
-        for row in found.result_rows
-    ]
+    sql = f"SELECT {chosen} FROM {view} WHERE {history.where}"
+    found = client.query(sql, query_formats={"String": "bytes"})
+    rows = (zip(schema.types, row, strict=True) for row in found.result_rows)
+    return [tuple(plain(*each, nulls=history.nulls) for each in row) for row in rows]

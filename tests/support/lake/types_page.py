@@ -53,9 +53,8 @@ def render_type_table() -> str:
 
 def _list_rows() -> Iterator[tuple[str, ...]]:
     for family, cells in CELLS.items():
-        names = [name for name, its_family in FAMILIES.items() if its_family == family] or [
-            "decimal(p,s)"
-        ]
+        names = [name for name, its_family in FAMILIES.items() if its_family == family]
+        names = names or ["decimal(p,s)"]
         defaults = [DEFAULT_TYPES.get(name, "Decimal(p, s)") for name in names]
         delta, default = (", ".join(f"`{name}`" for name in line) for line in (names, defaults))
         for number, cell in enumerate(cells):

@@ -30,9 +30,8 @@ T0 = datetime(2026, 1, 1, tzinfo=timezone.utc)
 
 def source_in(database):
     """A table with the changes index `big`, one key column and tenants."""
-    return SourceTable(
-        f"{database}.trades", key="id", tenant="tenant", indexes=[Changes(name="big")]
-    )
+    indexes = [Changes(name="big")]
+    return SourceTable(f"{database}.trades", key="id", tenant="tenant", indexes=indexes)
 
 
 class ImageTable:
@@ -110,9 +109,8 @@ def name_of(database):
 def register(log, *tenants, table_id="t-1", name=NAME):
     consumer = ConsumerInfo(type="changes", db=name.db, table=name.table, job=name.job)
     spec = JobSpec(detail=IterationDetail(consumer=consumer))
-    log.register_many(
-        [NewJob(tenant=each, name=name, table_id=table_id, spec=spec) for each in tenants]
-    )
+    jobs = [NewJob(tenant=each, name=name, table_id=table_id, spec=spec) for each in tenants]
+    log.register_many(jobs)
 
 
 def reach(log, version, *tenants, name=NAME):

@@ -10,13 +10,11 @@ from iscp_dagster.webhooks.recording import AttemptResult
 from runtime_support.manual_clock import NOON
 from sql_transactions.engine import begin_transaction
 
-DELIVERED, DEAD = (
-    AttemptOutcome(verdict=MessageVerdict.DELIVERED),
-    AttemptOutcome(verdict=MessageVerdict.DEAD),
-)
+DELIVERED = AttemptOutcome(verdict=MessageVerdict.DELIVERED)
+DEAD = AttemptOutcome(verdict=MessageVerdict.DEAD)
 
 
-def event(number, *, key=None, to=("alerts",), trigger="alarm", tenant="acme", type_="MATCH"):
+def event(number, *, key=None, to=("alerts",), trigger="alarm", tenant="acme"):
     """Event number `number`, of a commit as many seconds after noon; by default of its own key."""
     at = NOON + timedelta(seconds=number)
     return PendingEvent(
@@ -24,7 +22,7 @@ def event(number, *, key=None, to=("alerts",), trigger="alarm", tenant="acme", t
         trigger=trigger,
         tenant=tenant,
         key=f"{tenant}/{number if key is None else key}",
-        event_type=type_,
+        event_type="MATCH",
         source_timestamp=SourceTimestamp.from_datetime(at, version=number),
         recorded=at,
         body=json.dumps({"event_id": f"{trigger}-{number}", "text": "Füße \0"}).encode(),
@@ -38,9 +36,8 @@ def put(outbox, *events, **bounds):
 
 
 def again(outbox, seconds):
-    return AttemptOutcome(
-        verdict=MessageVerdict.AGAIN, next_at=outbox.clock() + timedelta(seconds=seconds)
-    )
+    next_at = outbox.clock() + timedelta(seconds=seconds)
+    return AttemptOutcome(verdict=MessageVerdict.AGAIN, next_at=next_at)
 
 
 def result(outbox, message, outcome=DELIVERED, status=200, text=""):

@@ -79,10 +79,8 @@ class Receiver:
             return None
         first, *lines = head.strip().split("\r\n")
         method, path, _ = first.split(" ")
-        headers = {
-            name.lower(): value.strip()
-            for name, _, value in (each.partition(":") for each in lines)
-        }
+        fields = (each.partition(":") for each in lines)
+        headers = {name.lower(): value.strip() for name, _, value in fields}
         body = await reader.readexactly(int(headers.get("content-length", 0)))
         received = Received(method, path, headers, body, number)
         self.requests.append(received)

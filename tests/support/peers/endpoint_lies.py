@@ -42,9 +42,8 @@ TRUE_STARTS = [
 
 def _build_answer(chance: Random, *lies: Packet | bytes) -> Answer:
     starts = chance.sample(TRUE_STARTS, chance.randrange(3))
-    return Answer(
-        body=pack(*starts) + b"".join(x if isinstance(x, bytes) else x.bytes() for x in lies)
-    )
+    parts = (lie if isinstance(lie, bytes) else lie.bytes() for lie in (*starts, *lies))
+    return Answer(body=b"".join(parts))
 
 
 def heads(chance: Random) -> Answer:
@@ -63,9 +62,8 @@ def broken(chance: Random) -> Answer:
 
 def oversized(chance: Random) -> Answer:
     code = chance.choice([0x0401, 0x0801, 0x0C05, 0xFC00])
-    return _build_answer(
-        chance, HEADER.pack(code, 0, chance.randrange(1 << 26, 1 << 32)) + b"x" * 100
-    )
+    head = HEADER.pack(code, 0, chance.randrange(1 << 26, 1 << 32))
+    return _build_answer(chance, head + b"x" * 100)
 
 
 def unknown(chance: Random) -> Answer:

@@ -127,9 +127,8 @@ class World:
             return self.by_name.get((target["workflow_name"], target["workflow_key"]))
         target = message["idempotent_request_target"]
         key = target.get("service_key", "")
-        return self.by_name.get(
-            (target["service_name"], key, target["handler_name"], target["idempotency_key"])
-        )
+        name = target["service_name"], key, target["handler_name"], target["idempotency_key"]
+        return self.by_name.get(name)
 
     def _cancel_invocation(self, invocation: Invocation, index: int, entry: Packet) -> None:
         if target := self._target(invocation, entry.message):

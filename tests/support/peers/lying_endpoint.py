@@ -62,11 +62,10 @@ class Liar:
     def _format(self, answer: Answer) -> bytes:
         length = len(answer.body) + 10 * answer.broken
         head = [*self.head(answer), ("content-length", str(length))]
-        lines = "".join(f"{name}: {value}\r\n" for name, value in head)
-        empty = answer.status == 204
-        return f"HTTP/1.1 {answer.status} X\r\n{'' if empty else lines}\r\n".encode() + (
-            b"" if empty else answer.body
-        )
+        lines, body = "".join(f"{name}: {value}\r\n" for name, value in head), answer.body
+        if answer.status == 204:
+            lines, body = "", b""
+        return f"HTTP/1.1 {answer.status} X\r\n{lines}\r\n".encode() + body
 
     def make_listener(self) -> Callable[[Any, Any], Any]:
         """Speak HTTP/2 on one connection."""

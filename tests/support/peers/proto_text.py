@@ -5,12 +5,10 @@ from __future__ import annotations
 import re
 from dataclasses import dataclass
 from functools import cache
-from pathlib import Path
 
-PROTO = (
-    Path(__file__).parents[3]
-    / "packages/durable-invocations/durable_invocations/protocol/pb/protocol.proto"
-)
+from support.paths import ROOT
+
+PROTO = ROOT / "packages/durable-invocations/durable_invocations/protocol/pb/protocol.proto"
 _CODE = re.compile(r"// Type: 0x([0-9A-F]+) \+ ([0-9A-F]+)")
 _OPEN = re.compile(r"(message|oneof|enum) (\w+) \{")
 _FIELD = re.compile(r"(repeated |optional )?([\w.]+) (\w+) = (\d+);")

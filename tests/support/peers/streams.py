@@ -159,9 +159,8 @@ class Duplex(Stream):
     async def send(self, data: bytes) -> None:
         """Send, waiting for the peer's window where it is full."""
         while data and not self._ended and not self._closed:
-            size = min(
-                self._http.local_flow_control_window(self._id), self._http.max_outbound_frame_size
-            )
+            window = self._http.local_flow_control_window(self._id)
+            size = min(window, self._http.max_outbound_frame_size)
             if size <= 0:
                 await self._pump()
                 continue

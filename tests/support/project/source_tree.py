@@ -57,9 +57,8 @@ def check_beside(folder: str, arrows: Iterable[tuple[str, str]]) -> None:
     beside = defaultdict(set)
     for module, target in arrows:
         if module.startswith(f"{folder}.") and target.startswith(f"{folder}."):
-            one, other = (
-                name.removeprefix(f"{folder}.").split(".")[0] for name in (module, target)
-            )
+            names = (name.removeprefix(f"{folder}.") for name in (module, target))
+            one, other = (name.split(".")[0] for name in names)
             if one != other:
                 beside[one].add(other)
     TopologicalSorter(beside).prepare()

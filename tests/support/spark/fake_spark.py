@@ -426,10 +426,8 @@ def _create(path: str, columns: str, by: str | None, properties: str, lenient: s
     # Only Spark writes in-commit timestamps; delta-rs does not.
     configuration.pop("delta.enableInCommitTimestamps", None)
     Path(path).mkdir(parents=True)
-    partition_by = [by.strip("`")] if by else None
-    DeltaTable.create(
-        path, schema=_parse_columns(columns), partition_by=partition_by, configuration=configuration
-    )
+    options = {"partition_by": [by.strip("`")] if by else None, "configuration": configuration}
+    DeltaTable.create(path, schema=_parse_columns(columns), **options)
 
 
 def _parse_properties(text: str) -> dict[str, str]:

@@ -301,9 +301,8 @@ def test_health_names_an_endpoint_that_has_been_failing_for_long(outbox, watch):
     watch.move(700)
     # Nothing waits for it, so that nothing may be wrong any more.
     assert inspect(outbox) == {"alerts": NOTHING}
-    outbox.record_attempts(
-        replace(failing, health=EndpointHealth(failing_since=outbox.clock())), []
-    )
+    health = EndpointHealth(failing_since=outbox.clock())
+    outbox.record_attempts(replace(failing, health=health), [])
     put(outbox, event(1))
     watch.move(600)
     assert inspect(outbox) == {"alerts": NOTHING}

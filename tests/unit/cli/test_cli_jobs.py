@@ -68,13 +68,9 @@ def clock():
 
 @pytest.fixture
 def source(tmp_path):
-    source = SourceTable(
-        TABLE,
-        key="id",
-        tenant="region",
-        path=str(tmp_path / "order_lines"),
-        indexes=[Mirror(columns=["doc"], priority=2), FullText("doc", auto_register=False)],
-    )
+    path = str(tmp_path / "order_lines")
+    indexes = [Mirror(columns=["doc"], priority=2), FullText("doc", auto_register=False)]
+    source = SourceTable(TABLE, key="id", tenant="region", path=path, indexes=indexes)
     commit(source, TENANT, "eu", doc="x")
     return source
 
@@ -120,9 +116,8 @@ def test_a_declared_index_is_registered_as_declared_and_once(iscp, jobs, source)
     iscp.read_text(*UPDATE, "eu", "--trigger", "greedy")
     for same in ((), ("--trigger", "greedy"), ("--priority", "2")):
         assert_names(iscp.read_text(*REGISTER, "eu", *same), NAME, "tenant eu", "exists")
-        assert iscp.read_json(*REGISTER, "eu", *same) == [
-            {"tenant": "eu", "job": NAME, "created": False}
-        ]
+        (row,) = iscp.read_json(*REGISTER, "eu", *same)
+        assert row == {"tenant": "eu", "job": NAME, "created": False}
 
 
 def test_registering_what_exists_with_another_specification_is_exit_code_1(iscp, jobs, registered):
@@ -256,10 +251,8 @@ def test_a_file_registers_many(iscp, jobs, tmp_path):
         "    detail: {priority: 3, consumer: {type: mirror, columns: [doc]}}\n"
     )
     rows = iscp.read_json("job", "register", "--file", file)
-    assert [(row["tenant"], row["job"], row["created"]) for row in rows] == [
-        ("eu", NAME, True),
-        ("*", f"{TABLE}/copy", True),
-    ]
+    registered = [(row["tenant"], row["job"], row["created"]) for row in rows]
+    assert registered == [("eu", NAME, True), ("*", f"{TABLE}/copy", True)]
     copy = jobs.get_job("eu", parse_job_id(f"{TABLE}/copy")).spec
     assert (copy.trigger.job_type, copy.detail.priority) == ("greedy", 3)
     assert copy.detail.consumer.columns == ("doc",)
@@ -702,9 +695,8 @@ def test_usage_is_summed_by_tenant_and_begins_with_totals(iscp, jobs, source, cl
     assert "1,234,567" in text.split()
     rows = iscp.read_json("usage")
     assert [row["tenant"] for row in rows] == [TENANT, "eu"]
-    assert {frozenset(row) for row in rows} == {
-        frozenset({"job", *(field.name for field in fields(Usage))} - {"name"})
-    }
+    names = {"job", *(field.name for field in fields(Usage))} - {"name"}
+    assert all(row.keys() == names for row in rows)
     assert (rows[1]["job"], rows[1]["inserted"], rows[1]["seconds"]) == (NAME, 1_234_567, 3.0)
     assert (rows[1]["iterations"], rows[1]["failed"], rows[1]["canceled"]) == (1, 0, 0)
     clock.now += timedelta(days=2)
@@ -727,9 +719,8 @@ def test_the_history_is_what_happened_oldest_first(iscp, jobs, source, clock):
         f"2026-03-04 {NAME} pause a person",
         f"07:06:10 {TENANT} completed",
     ]
-    assert [line.split()[2] for line in lines if line.startswith("2026-03-04")] == [
-        *("register", "register", "start", "complete", "pause")
-    ]
+    events = [line.split()[2] for line in lines if line.startswith("2026-03-04")]
+    assert events == ["register", "register", "start", "complete", "pause"]
     rows = iscp.read_json("job", "history", "--tenant", TENANT, "--since", "1h")
     assert [(row["event"], row["before"], row["after"]) for row in rows] == [
         ("start", "completed", "running"),
@@ -1075,9 +1066,8 @@ lost = View("lost", of=SourceTable("warehouse.lost", key="id"), where="id > 1")
 
 def test_health_finds_nothing_wrong_where_graphql_leaves_a_column_out(iscp, dagster, monkeypatch):
     left_out = catalog.ServedCatalog(notes=("shop_t is without its column 'grüße': taken.",))
-    monkeypatch.setattr(
-        "iscp_dagster.serve.web.server.LazyCatalogLoader.__call__", lambda _: left_out
-    )
+    loading = "iscp_dagster.serve.web.server.LazyCatalogLoader.__call__"
+    monkeypatch.setattr(loading, lambda _: left_out)
     assert find_problems(iscp) == {}
     lines = iscp.read_failure("health").splitlines()
     assert {"jobs: ok", f"graphql: {left_out.notes[0]}"} <= {*lines}

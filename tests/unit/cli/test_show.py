@@ -52,20 +52,16 @@ def test_a_verdict_is_one_line(capsys):
     lines = print_comparison(capsys, verdicts=[make_verdict(tenant="matplotlib")])
     counts, heads, line = lines
     assert counts == "1 comparison: 1 agree, 11,049 rows in all"
-    assert heads.split() == [
-        *("index", "tenant", "version", "rows", "missing", "extra", "differ", "agrees")
-    ]
-    assert line.split() == [
-        *("docs.symbols/mirror", "matplotlib", "12", "11,049", "0", "0", "0", "yes")
-    ]
+    names = ["index", "tenant", "version", "rows", "missing", "extra", "differ", "agrees"]
+    values = ["docs.symbols/mirror", "matplotlib", "12", "11,049", "0", "0", "0", "yes"]
+    assert (heads.split(), line.split()) == (names, values)
 
 
 def test_what_differs_is_named(capsys):
     verdict = make_verdict(extra=3, samples=("the row with id = 1 is not in the source",))
     *lines, last = print_comparison(capsys, verdicts=[verdict])
-    assert last.startswith(
-        f"docs.symbols/mirror, tenant clickhouse-connect: {verdict[1].samples[0]}"
-    )
+    sample = verdict[1].samples[0]
+    assert last.startswith(f"docs.symbols/mirror, tenant clickhouse-connect: {sample}")
     assert last.endswith("; and 2 more")
     assert max(map(len, lines)) <= 80
     (row,) = print_comparison(capsys, verdicts=[verdict], as_json=True)

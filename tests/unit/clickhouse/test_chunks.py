@@ -21,10 +21,8 @@ ROWS = st.lists(
 
 def batches(rows, size):
     schema = pa.schema([("a", pa.int64()), ("b", pa.string()), ("c", pa.bool_())])
-    table = pa.table(
-        [list(column) for column in zip(*rows, strict=True)] or [[], [], []], schema=schema
-    )
-    return table.to_batches(max_chunksize=size)
+    columns = [list(column) for column in zip(*rows, strict=True)] or [[], [], []]
+    return pa.table(columns, schema=schema).to_batches(max_chunksize=size)
 
 
 @given(ROWS, st.integers(1, 20), st.integers(1, 20), st.integers(1, 20))
@@ -53,12 +51,10 @@ def test_the_rows_of_one_value_are_cut_as_if_there_were_no_others(rows, size, le
 
 @given(ROWS.filter(bool), st.integers(1, 20), st.integers(1, 20), st.integers(1, 60))
 def test_pieces_do_not_depend_on_the_batches_of_the_rows(rows, one, other, size):
-    first, second = (
-        list(cut_pieces(pa.Table.from_batches(batches(rows, n)), size)) for n in (one, other)
-    )
-    assert [(start, hash_rows(piece)) for start, piece in first] == [
-        (start, hash_rows(piece)) for start, piece in second
-    ]
+    tables = (pa.Table.from_batches(batches(rows, length)) for length in (one, other))
+    first, second = (list(cut_pieces(table, size)) for table in tables)
+    digests = [[(start, hash_rows(piece)) for start, piece in each] for each in (first, second)]
+    assert digests[0] == digests[1]
     starts, pieces = zip(*first, strict=True)
     assert starts == (0, *accumulate(piece.num_rows for piece in pieces[:-1]))
     assert all(weigh(piece) <= size or piece.num_rows == 1 for piece in pieces)

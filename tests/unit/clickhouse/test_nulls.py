@@ -19,22 +19,14 @@ from iscp_dagster.delta.arrow import to_arrow_type
 from iscp_dagster.model.declared.schema import Array, DeltaField, Map, Primitive, Struct
 from iscp_dagster.model.errors import ConfigError, SchemaError
 from support.errors import raises_naming
+from support.lake.row_writer import make_fields
 
 TEXT, LONG = Primitive("string"), Primitive("long")
 TAGS = Array(element=TEXT)
-SHIP = Struct(
-    (
-        DeltaField(name="street", type=TEXT, nullable=False),
-        DeltaField(name="floors", type=Array(element=LONG)),
-        DeltaField(name="geo", type=Struct((DeltaField(name="x", type=LONG),))),
-    )
-)
+STREET = DeltaField(name="street", type=TEXT, nullable=False)
+SHIP = Struct((STREET, *make_fields(floors=Array(element=LONG), geo=Struct(make_fields(x=LONG)))))
 DEEP = Map(key=TEXT, value=Array(element=SHIP))
-FIELDS = [
-    DeltaField(name="id", type=LONG),
-    DeltaField(name="tags", type=TAGS),
-    DeltaField(name="v", type=Array(element=Primitive("float"))),
-]
+FIELDS = make_fields(id=LONG, tags=TAGS, v=Array(element=Primitive("float")))
 NOTHING = {"street": None, "floors": [], "geo": {"x": None}}
 
 
@@ -165,9 +157,8 @@ def test_a_flag_is_a_column_beside_it():
 def test_the_definition_has_every_rule_but_the_default():
     assert "nulls" not in json.loads(shape(Mirror()).definition)
     assert json.loads(shape(Mirror(nulls="json")).definition)["nulls"] == {"*": "json"}
-    assert json.loads(shape(Mirror(), nulls={"tags": "flag"}).definition)["nulls"] == {
-        "tags": "flag"
-    }
+    flagged = shape(Mirror(), nulls={"tags": "flag"})
+    assert json.loads(flagged.definition)["nulls"] == {"tags": "flag"}
 
 
 PLAIN = SourceTable("shop.t", key="id")

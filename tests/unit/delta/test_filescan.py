@@ -22,21 +22,18 @@ from iscp_dagster.delta.log.facts import DataFile
 from iscp_dagster.model.declared.schema import Array, DeltaField, Map, Primitive, Struct
 from iscp_dagster.model.errors import FeedGoneError, SourceError, UnreadableError
 from support.errors import raises_naming
+from support.lake.row_writer import make_fields
 
 LONG = Primitive("long")
 LONGS = Array(element=LONG)
-PAIR = Struct((DeltaField(name="a", type=LONG), DeltaField(name="new", type=Primitive("string"))))
+PAIR = Struct(make_fields(a="long", new="string"))
 TENANTS = ("a", "b c", "d/e%20é'\"", "名\\n", "100%41")
 
 
 def make_rows(values, keys=4):
-    return pa.table(
-        {
-            "tenant": [value for value in values for _ in range(keys)],
-            "k": list(range(keys)) * len(values),
-            "v": [[0.5, float(key)] for key in range(keys)] * len(values),
-        }
-    )
+    tenants = [value for value in values for _ in range(keys)]
+    vectors = [[0.5, float(key)] for key in range(keys)] * len(values)
+    return pa.table({"tenant": tenants, "k": list(range(keys)) * len(values), "v": vectors})
 
 
 def write(folder, rows, by=("tenant",), **options):
@@ -104,9 +101,8 @@ def test_a_column_that_came_later_is_null_before(tmp_path):
     ],
 )
 def test_a_tenant_of_every_type_and_a_second_partition_column(tmp_path, values, type_):
-    rows = make_rows(values).set_column(
-        0, "tenant", pa.array([value for value in values for _ in range(4)], type_)
-    )
+    column = pa.array([value for value in values for _ in range(4)], type_)
+    rows = make_rows(values).set_column(0, "tenant", column)
     rows = rows.append_column("day", pa.array(["x", None] * 4))
     path = write(tmp_path / "t", rows, by=("tenant", "day"))
     tenants = {str(value).lower() for value in values}
@@ -129,9 +125,8 @@ def test_a_date_that_python_cannot_hold_stops_no_other_tenant_or_column(tmp_path
         )
     columns = ("tenant", "day")
     assert plan_scan(path, tenants="a", columns=columns) is None
-    assert read(plan_scan(path, tenants="b", columns=columns)) == sorted(
-        str({"tenant": "b", "day": day}) for day in (date(1970, 1, 1), None)
-    )
+    days = sorted(str({"tenant": "b", "day": day}) for day in (date(1970, 1, 1), None))
+    assert read(plan_scan(path, tenants="b", columns=columns)) == days
     assert sorted(DeltaLog(path, "tenant").get_tenant_sizes()) == ["a", "b"]
 
 
@@ -346,7 +341,7 @@ def test_rows_that_a_deletion_vector_has_are_not_there(tmp_path, monkeypatch):
 def test_a_struct_that_spark_would_read_differently_is_left_to_spark(
     tmp_path, value, culprit, within
 ):
-    struct = Struct((DeltaField(name="a", type=LONG), DeltaField(name="b", type=LONG)))
+    struct = Struct(make_fields(a="long", b="long"))
     column, type_ = pa.array([value]), struct
     if within == "array":
         column, type_ = pa.array([[value]]), Array(element=struct)

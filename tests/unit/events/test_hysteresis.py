@@ -61,10 +61,8 @@ def make_changes(steps):
 
 
 def list_events(machine, changes):
-    return [
-        (event.type, event.change.key, event.timestamp.version)
-        for event in machine.apply_changes(changes)
-    ]
+    events = machine.apply_changes(changes)
+    return [(event.type, event.change.key, event.timestamp.version) for event in events]
 
 
 @pytest.mark.parametrize(

@@ -26,10 +26,8 @@ def list_expected(trades: Trades) -> list[tuple[str, str, str, int]]:
         active = False
         for version in range(len(trades.commits)):
             amount = trades.state(version).get(key, GONE)
-            was_active, active = (
-                active,
-                amount is not GONE and is_active(amount, active, hysteresis=trades.hysteresis),
-            )
+            was_active = active
+            active = amount is not GONE and is_active(amount, active, hysteresis=trades.hysteresis)
             if active != was_active and version:
                 name = f'["{key[0]}","{key[1]}"]'
                 events.append(("MATCH" if active else "UNMATCH", key[0], name, version))

@@ -49,9 +49,8 @@ def test_the_table_of_options_has_every_option():
 def evaluate(gross):
     """Return the result of the example's conditions."""
     value = None if gross == "NULL" else int(gross)
-    return ConditionResult(
-        match=value is not None and value > 500, unmatch=value is not None and value < 400
-    )
+    known = value is not None
+    return ConditionResult(match=known and value > 500, unmatch=known and value < 400)
 
 
 def test_the_row_fires_as_the_table_says(example):

@@ -110,9 +110,8 @@ def test_a_workflow_waits_for_its_promise():
 def test_the_steps_that_the_page_names_exist():
     named = set(re.findall(r"`(?:await |name, result = await |id, answer = )?ctx\.(\w+)", PAGE))
     assert named >= {"run", "sleep", "call", "send", "awakeable", "gather", "select", "cancel"}
-    assert [
-        name for name in named - {"id", "key", "headers", "state"} if not hasattr(Context, name)
-    ] == []
+    attributes = {"id", "key", "headers", "state"}
+    assert [name for name in named - attributes if not hasattr(Context, name)] == []
     assert {name for name in vars(Context) if not name.startswith("_")} <= named
 
 

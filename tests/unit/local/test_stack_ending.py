@@ -76,9 +76,8 @@ def test_only_in_its_own_log_the_stack_cancels_iterations_of_whatever_dagster(tm
 
 
 def test_in_a_shared_log_only_the_stack_s_own_iterations_are_canceled(tmp_path, shared_url):
-    one, two = (
-        replace(make_settings(home=tmp_path / name), log_url=shared_url) for name in ("one", "two")
-    )
+    homes = (tmp_path / name for name in ("one", "two"))
+    one, two = (replace(make_settings(home=home), log_url=shared_url) for home in homes)
     for settings in (one, two):
         settings.home.mkdir()
         name = settings.home.name

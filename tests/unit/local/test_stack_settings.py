@@ -109,10 +109,9 @@ def test_a_command_finds_the_servers_that_the_stack_was_started_for(monkeypatch)
     # A setting that contains the passwords takes precedence, and must name the same servers.
     own = environment.add_stack_variables({"CLICKHOUSE_URLS": "http://u:secret@one:1 http://two:2"})
     assert parse_clickhouse_endpoints(own)[0].password == "secret"
+    others = environment.add_stack_variables({"CLICKHOUSE_URL": "http://other:1"})
     with raises_naming(ConfigError, "http://other:1", "http://one:1"):
-        parse_clickhouse_endpoints(
-            environment.add_stack_variables({"CLICKHOUSE_URL": "http://other:1"})
-        )
+        parse_clickhouse_endpoints(others)
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="only Linux lets others listen there too")
@@ -171,9 +170,8 @@ def test_the_paths_of_declared_tables_are_read_if_variables_name_an_object_store
 ) -> None:
     for name in [name for name in os.environ if name.startswith("AWS_")]:
         monkeypatch.delenv(name)
-    (tmp_path / f"{tmp_path.name}.py").write_text(
-        f"from iscp_dagster import SourceTable\ntable = {declares}\n"
-    )
+    text = f"from iscp_dagster import SourceTable\ntable = {declares}\n"
+    (tmp_path / f"{tmp_path.name}.py").write_text(text)
     monkeypatch.syspath_prepend(str(tmp_path))
     monkeypatch.setenv("ISCP_ASSETS", tmp_path.name)
     monkeypatch.setenv(variable, "eu-1")

@@ -31,7 +31,5 @@ def test_services_that_are_not_ready_are_shown_by_condition() -> None:
 def make_services(ready: int) -> list[ServiceState]:
     """Return the stack's services, the first of them ready, the others starting."""
     conditions = [Condition.READY] * ready + [Condition.STARTING] * (len(NAMES) - ready)
-    return [
-        ServiceState(name=name, condition=condition, address="")
-        for name, condition in zip(NAMES, conditions, strict=True)
-    ]
+    named = zip(NAMES, conditions, strict=True)
+    return [ServiceState(name=name, condition=each, address="") for name, each in named]

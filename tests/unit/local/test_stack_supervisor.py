@@ -88,9 +88,8 @@ async def test_services_start_and_one_that_uses_others_ends_before_they_are_stop
     mark, ports = tmp_path / "used", [find_free_port(), find_free_port()]
     use = (sys.executable, "-c", f"open({str(mark)!r}, 'w').close()")
     used = server(tmp_path, ports[0], warm=use)
-    user = server(
-        tmp_path, ports[1], name="user", probe=make_port_probe(ports[1]), stops_first=True
-    )
+    probe = make_port_probe(ports[1])
+    user = server(tmp_path, ports[1], name="user", probe=probe, stops_first=True)
     watched = await Watched(used, user).up()
     assert not any(is_free(port) for port in ports)
     assert mark.exists()
@@ -143,9 +142,8 @@ async def test_stopping_does_not_wait_for_a_service_to_come_up(tmp_path: Path) -
 async def test_a_canceled_start_leaves_nothing_running(tmp_path: Path, steps: int) -> None:
     lock = os.open(tmp_path / "lock", os.O_RDWR | os.O_CREAT)
     before = children()
-    starting = asyncio.create_task(
-        warded_command.start(server(tmp_path, find_free_port(), command=DEAF), lock)
-    )
+    deaf = server(tmp_path, find_free_port(), command=DEAF)
+    starting = asyncio.create_task(warded_command.start(deaf, lock))
     for _ in range(steps):
         await asyncio.sleep(0)
     starting.cancel()

@@ -337,13 +337,9 @@ def test_only_templates_become_numbers(monkeypatch):
 @pytest.mark.parametrize("form", ["yaml", "python"])
 def test_a_scaffolded_table_loads_unchanged(project, form):
     options = {"name": "shop.orders", "key": "number", "tenant": "tenant", "path": "/lake"}
-    project.scaffold_component(
-        SourceTableComponent, "orders", scaffold_params=options, scaffold_format=form
-    )
-    project.scaffold_component(SourceTableComponent, "bare", scaffold_format=form)
-    orders = SourceTable(
-        "shop.orders", key="number", tenant="tenant", path="/lake", indexes=[Mirror()]
-    )
+    for name, parameters in (("orders", {"scaffold_params": options}), ("bare", {})):
+        project.scaffold_component(SourceTableComponent, name, scaffold_format=form, **parameters)
+    orders = SourceTable(**options, indexes=[Mirror()])
     bare = SourceTable("my_database.bare", key="id", indexes=[Mirror()])
     with project.build_component_tree() as tree:
         components = tree.get_all_components(SourceTableComponent)

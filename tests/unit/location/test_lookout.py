@@ -33,43 +33,32 @@ class Instance:
         return {"use_threads": self.threads}
 
     def all_instigator_state(self):
-        name = SimpleNamespace(location_name="here")
-        return [
-            SimpleNamespace(instigator_name="iscp_runner", is_running=True, selector=name),
-            SimpleNamespace(instigator_name="iscp_runner", is_running=not self.off, selector=name),
-            SimpleNamespace(
-                instigator_name="iscp_runner",
-                is_running=False,
-                selector=SimpleNamespace(location_name="elsewhere"),
-            ),
-            SimpleNamespace(instigator_name="other", is_running=False, selector=name),
-        ]
+        runners = [("here", True), ("here", not self.off), ("elsewhere", False)]
+        states = [*(("iscp_runner", *each) for each in runners), ("other", "here", False)]
+        for name, location, is_running in states:
+            selector = SimpleNamespace(location_name=location)
+            yield SimpleNamespace(instigator_name=name, is_running=is_running, selector=selector)
 
 
 class Ticking:
     def __init__(self, folder, monkeypatch):
-        monkeypatch.setattr(
-            "iscp_dagster.location.sensor.recovery.Recovery.clean_up_runs", lambda *_: None
-        )
-        monkeypatch.setattr(
-            "iscp_dagster.location.sensor.runner.ensure_instance_name", lambda _: "me"
-        )
+        sensor = "iscp_dagster.location.sensor"
+        monkeypatch.setattr(f"{sensor}.recovery.Recovery.clean_up_runs", lambda *_: None)
+        monkeypatch.setattr(f"{sensor}.runner.ensure_instance_name", lambda _: "me")
         self.clock, self.instance = Clock(), Instance()
         self.source, self.deployment = orders(folder), in_memory(self.clock)
-        self.lookout = Lookout(
-            [self.source], 10, pause=self.clock.sleep, monotonic=self.clock.monotonic
-        )
+        time = {"pause": self.clock.sleep, "monotonic": self.clock.monotonic}
+        self.lookout = Lookout([self.source], 10, **time)
         self.cursor = None
 
     def context(self):
+        iscp = SimpleNamespace(create_deployment=lambda: self.deployment)
         return SimpleNamespace(
             instance=self.instance,
             cursor=self.cursor,
             sensor_name="iscp_runner",
             code_location_origin=SimpleNamespace(location_name="here"),
-            resources=SimpleNamespace(
-                iscp=SimpleNamespace(create_deployment=lambda: self.deployment)
-            ),
+            resources=SimpleNamespace(iscp=iscp),
         )
 
     def tick(self):

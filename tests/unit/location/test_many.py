@@ -39,10 +39,6 @@ def test_forty_thousand_tenants_become_partitions_once(instance):
 
 
 def test_two_runs_are_found_by_forty_thousand_names(instance):
-    by_id = DagsterRun(job_name="sync_shop_orders", run_id=MANY[1])
-    dispatched = DagsterRun(
-        job_name="sync_shop_orders", run_id="another", tags={DISPATCH_TAG: MANY[-1]}
-    )
-    for run in (by_id, dispatched):
-        instance.add_run(run)
+    for run_id, tags in ((MANY[1], {}), ("another", {DISPATCH_TAG: MANY[-1]})):
+        instance.add_run(DagsterRun(job_name="sync_shop_orders", run_id=run_id, tags=tags))
     assert {run.run_id for run in find_runs(instance, MANY)} == {MANY[1], "another"}

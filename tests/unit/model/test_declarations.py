@@ -77,10 +77,8 @@ def test_each_declaration_counts_once_whatever_names_it_has():
     ],
 )
 def test_another_predicate_or_column_is_another_index(change):
-    before, after = (
-        attach_to_tables([TRADES], [view])[0].get_index("big")
-        for view in (BIG, replace(BIG, **change))
-    )
+    tables = (attach_to_tables([TRADES], [view])[0] for view in (BIG, replace(BIG, **change)))
+    before, after = (table.get_index("big") for table in tables)
     assert before.definition != after.definition
 
 

@@ -37,9 +37,8 @@ def test_consistent_declarations_are_kept_as_they_are():
 
 
 def test_one_declaration_named_twice_counts_once():
-    kept = select_consistent(
-        Declarations(tables=[WORDS, WORDS], views=[BIG, BIG]), check_declared_once
-    )
+    twice = Declarations(tables=[WORDS, WORDS], views=[BIG, BIG])
+    kept = select_consistent(twice, check_declared_once)
     assert list_names(kept) == ["au.words", "mirror", "text", "big"]
     assert kept.mistakes == []
 

@@ -82,9 +82,8 @@ def test_a_tenant_with_rows_at_that_version_begins_with_a_snapshot(
     us = [job for job in deployment.log.list_jobs() if job.key.tenant == "us"]
     for name in {job.name for job in us}:
         deployment.log.unregister("us", name)
-    deployment.log.delete_dropped(
-        [j for j in deployment.log.list_jobs(include_dropped=True) if j.drop_at]
-    )
+    jobs = deployment.log.list_jobs(include_dropped=True)
+    deployment.log.delete_dropped([job for job in jobs if job.drop_at])
     start(source).look()
     assert list_versions(deployment) == {"eu": 0, "us": START.version}
 

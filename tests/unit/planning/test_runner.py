@@ -397,10 +397,8 @@ def test_the_highest_priority_goes_first_and_then_each_tenant_in_turn(
         deployment.log.update(job.key.tenant, job.name, SpecUpdate(job_type="greedy"))
     vector = replace(MIRROR, job="vector")
     deployment.log.update("xx", vector, SpecUpdate(priority=9))
-    dispatched = [
-        (*each.iteration.tenants, each.iteration.jobs[0].job_name)
-        for each in start(source).look().dispatches
-    ]
+    iterations = [each.iteration for each in start(source).look().dispatches]
+    dispatched = [(*each.tenants, each.jobs[0].job_name) for each in iterations]
     assert dispatched == [("xx", "vector"), ("eu", "mirror"), ("us", "mirror")]
 
 
@@ -784,11 +782,10 @@ def create_or_replace(source, *tenants):
     """Commit what CREATE OR REPLACE TABLE does: a new table id in the same log."""
     version = DeltaTable(source.path).version() + 1
     files = DeltaTable(source.path).get_add_actions(flatten=True)
+    names, regions = (files[name].to_pylist() for name in ("path", "partition.region"))
     actions = [
-        {"remove": {"path": path, "dataChange": True, "partitionValues": {"region": region}}}
-        for path, region in zip(
-            files["path"].to_pylist(), files["partition.region"].to_pylist(), strict=True
-        )
+        {"remove": {"path": name, "dataChange": True, "partitionValues": {"region": region}}}
+        for name, region in zip(names, regions, strict=True)
     ]
     replacement = beside(source, f"replacement_{version}")
     commit(replacement, *tenants)
@@ -826,9 +823,8 @@ def test_a_replaced_table_is_rebuilt_if_it_is_declared_so(deployment, source, be
     # A tenant that the new table lacks is also built, as empty.
     assert due(look) == [(tenant, BOTH, -1, 1) for tenant in ("eu", "us", "xx")]
     assert look.problems == []
-    assert {
-        each.iteration.priority for each in look.dispatches if "eu" in each.iteration.tenants
-    } == {9}
+    iterations = [each.iteration for each in look.dispatches]
+    assert {each.priority for each in iterations if "eu" in each.tenants} == {9}
     table_id = deployment.make_delta_log(source).get_table_id()
     assert {job.key.table_id for job in deployment.log.list_jobs()} == {table_id}
     carry_out(deployment, look)
@@ -881,10 +877,8 @@ def test_one_of_two_runners_on_a_log_looks_and_the_other_takes_over(source, cloc
     log = log_in_memory(clock=clock, lease_clock=lambda: now[0])
     deployment = replace(in_memory(clock), log=log)
     commit(source, "eu")
-    one, two = (
-        start(source, deployment=deployment, owner=name, monotonic=lambda: now[0])
-        for name in ("one", "two")
-    )
+    options = {"deployment": deployment, "monotonic": lambda: now[0]}
+    one, two = (start(source, owner=name, **options) for name in ("one", "two"))
     assert len(one.synchronize().dispatches) == 1
     standby = two.look()
     assert (standby.dispatches, standby.cursor) == ([], "{}")

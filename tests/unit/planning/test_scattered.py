@@ -58,13 +58,11 @@ def scatter(deployment, source, start, clock):
             complete_at_once(log, dispatch)
         for version, tenant in enumerate(tenants, start=1):
             write_commit(Path(path), version, [tenant], version)
-        get_moment = sensor.deployment.make_delta_log(table).get_moment
-        log.flush(
-            {
-                job.key: Range(from_=job.watermark, to=get_moment(int(job.key.tenant) + 1))
-                for job in log.list_jobs()
-            }
-        )
+        delta_log, moves = sensor.deployment.make_delta_log(table), {}
+        for job in log.list_jobs():
+            own_commit = delta_log.get_moment(int(job.key.tenant) + 1)
+            moves[job.key] = Range(from_=job.watermark, to=own_commit)
+        log.flush(moves)
         assert not sensor.look().dispatches
         return tenants, sensor
 
@@ -92,7 +90,6 @@ def test_the_number_of_statements_does_not_depend_on_tenants(scatter):
         assert len(dispatch.iteration.jobs) == 2 * number
         with count_statements(log, counts):
             complete_at_once(log, dispatch)
-        assert {(job.watermark.version, job.state) for job in log.list_jobs()} == {
-            (number + 1, JobState.COMPLETED)
-        }
+        ((version, state),) = {(job.watermark.version, job.state) for job in log.list_jobs()}
+        assert (version, state) == (number + 1, JobState.COMPLETED)
     assert small == large

@@ -164,19 +164,11 @@ def test_the_quickstart_names_every_option_of_a_table_and_its_indexes():
 
 @pytest.mark.parametrize("title", ["make_tickets.py", "change_tickets.py", "desk.py"])
 def test_a_script_of_the_quickstart_says_how_to_set_the_variables_that_it_needs(title, tmp_path):
-    (code,) = re.findall(
-        rf'^```python title="{title}"\n(.*?)^```$',
-        read("docs/quickstart.md"),
-        re.MULTILINE | re.DOTALL,
-    )
+    block = rf'^```python title="{title}"\n(.*?)^```$'
+    (code,) = re.findall(block, read("docs/quickstart.md"), re.MULTILINE | re.DOTALL)
     (tmp_path / title).write_text(code)
-    run = subprocess.run(
-        [sys.executable, title],
-        cwd=tmp_path,
-        env=clean_environment(tmp_path),
-        capture_output=True,
-        check=False,
-    )
+    command, environment = [sys.executable, title], clean_environment(tmp_path)
+    run = subprocess.run(command, cwd=tmp_path, env=environment, capture_output=True, check=False)
     assert run.returncode == 1
     assert b'eval "$( ./iscp env )"' in run.stderr
 

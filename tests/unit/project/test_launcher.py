@@ -71,10 +71,8 @@ def test_each_package_runs_on_the_oldest_python(launcher) -> None:
     if sys.version_info[:2] != launcher.OLDEST:
         pytest.skip("a newer Python gets newer versions of the packages")
     oldest = "{}.{}.0".format(*launcher.OLDEST)
-    pythons = {
-        package.metadata["Name"]: package.metadata["Requires-Python"]
-        for package in list_distributions()
-    }
+    metadata = [package.metadata for package in list_distributions()]
+    pythons = {each["Name"]: each["Requires-Python"] for each in metadata}
     assert not {
         name: spec for name, spec in pythons.items() if spec and oldest not in SpecifierSet(spec)
     }

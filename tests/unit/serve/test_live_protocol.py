@@ -35,10 +35,8 @@ def open_conversation(**caps):
 
 def test_an_operation_sends_its_results_and_ends():
     conversation = open_conversation()
-    (start,) = send(conversation, ASK)
-    assert start == StartOperation(
-        serial=1, query="subscription { x }", variables=None, operation=None
-    )
+    started = StartOperation(serial=1, query="subscription { x }", variables=None, operation=None)
+    assert send(conversation, ASK) == [started]
     result = {"type": "next", "id": "a", "payload": {"data": {"x": 1}}}
     assert conversation.send_result(1, {"data": {"x": 1}}) == [SendMessage(result)]
     assert conversation.complete_operation(1) == [SendMessage({"type": "complete", "id": "a"})]

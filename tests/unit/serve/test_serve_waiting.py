@@ -35,10 +35,8 @@ def blocked():
 
 
 def make_client(catalog, **bounds):
-    schemas = SchemaCache(load=catalog)
-    app = create_app(
-        GraphQLServerSettings(schemas=schemas, bounds=HttpBounds(**bounds), environ={})
-    )
+    options = {"schemas": SchemaCache(load=catalog), "bounds": HttpBounds(**bounds)}
+    app = create_app(GraphQLServerSettings(**options, environ={}))
     transport = httpx.ASGITransport(app=app, client=("127.0.0.1", 1))
     return httpx.AsyncClient(transport=transport, base_url="http://test")
 
@@ -89,9 +87,8 @@ async def test_only_so_many_requests_wait_and_only_so_long(blocked, requests, bo
     refused, *others = answers
     assert get_status_and_code(refused) == (503, "OVERLOADED")
     assert refused.headers["retry-after"] == "1"
-    assert [(each.status_code, each.json()) for each in others] == [
-        (200, {"data": {"_tables": []}})
-    ] * requests
+    answered = (200, {"data": {"_tables": []}})
+    assert [(each.status_code, each.json()) for each in others] == [answered] * requests
 
 
 async def test_many_requests_at_once_are_answered_one_after_the_other(blocked):

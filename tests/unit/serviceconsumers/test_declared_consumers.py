@@ -117,12 +117,9 @@ def test_its_job_is_as_declared_or_refused(changes, values):
     assert spec.detail.priority == 3
     check_spec(table, JobID(db="shop", table="orders", job="orders_changed"), spec)
     info = replace(spec.detail.consumer, **changes)
+    other = replace(spec, detail=replace(spec.detail, consumer=info))
     with raises_naming(ConfigError, *values):
-        check_spec(
-            table,
-            JobID(db="shop", table="orders", job=info.job),
-            replace(spec, detail=replace(spec.detail, consumer=info)),
-        )
+        check_spec(table, JobID(db="shop", table="orders", job=info.job), other)
 
 
 def test_an_unknown_name_of_a_consumer_is_refused_with_the_declared_ones():

@@ -293,12 +293,10 @@ def test_a_run_that_is_interrupted_stops_waiting():
             polled.set()
             return replace(invoked, status="suspended")
 
-    find_error = partial(
-        _find_stop_error, SimpleNamespace(find_claim_error=lambda _: None), retriever
-    )
-    worker = ConsumerThread(
-        lambda: make_consumer(Endless(), find_claim_error=find_error), retriever
-    )
+    claims = SimpleNamespace(find_claim_error=lambda _: None)
+    find_error = partial(_find_stop_error, claims, retriever)
+    make_endless = partial(make_consumer, Endless(), find_claim_error=find_error)
+    worker = ConsumerThread(make_endless, retriever)
     worker.put(rows_of(CHANGES[:2]))
     ending = threading.Thread(target=worker.end)
     ending.start()
@@ -389,10 +387,5 @@ def test_invocations_from_before_the_runtime_went_down_are_shown_too():
 def test_the_facts_of_two_ranges_are_merged():
     first = {"invocations": 2, "invoked": [*range(40)], "note": "a", "old": 1}
     second = {"invocations": 3, "invoked": [*range(40, 60)], "note": "b", "new": 2}
-    assert merge_facts(first, second) == {
-        "invocations": 5,
-        "invoked": [*range(10, 60)],
-        "note": "b",
-        "old": 1,
-        "new": 2,
-    }
+    merged = {"invocations": 5, "invoked": [*range(10, 60)], "note": "b", "old": 1, "new": 2}
+    assert merge_facts(first, second) == merged

@@ -40,12 +40,10 @@ def test_an_address_is_read_as_pyspark_reads_it():
 
 def test_a_token_of_the_environment_goes_with_an_address_without_one():
     environ = {"SPARK_CONNECT_AUTHENTICATE_TOKEN": "theirs"}
-    assert SparkRemote.parse("sc://localhost", environ).headers == (
-        ("authorization", "Bearer theirs"),
-    )
-    remote = SparkRemote.parse("sc://localhost/;token=mine", environ)
-    assert remote.headers == (("authorization", "Bearer mine"),)
-    assert "mine" not in repr(remote)
+    for address, token in (("sc://localhost", "theirs"), ("sc://localhost/;token=mine", "mine")):
+        remote = SparkRemote.parse(address, environ)
+        assert remote.headers == (("authorization", f"Bearer {token}"),)
+        assert token not in repr(remote)
 
 
 @pytest.mark.parametrize(

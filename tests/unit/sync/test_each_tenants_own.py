@@ -31,10 +31,8 @@ class Fleet:
         self.deployment = in_memory(Clock())
         self.log = self.deployment.log
         self.commit()
-        rows = make_new_jobs(
-            self.delta_log.get_table_id(), EVERYONE, make_job_specs(self.source, [index])
-        )
-        self.log.register_many(rows)
+        table_id, specs = self.delta_log.get_table_id(), make_job_specs(self.source, [index])
+        self.log.register_many(make_new_jobs(table_id, EVERYONE, specs))
         iteration = self.make_iteration()
         for claim in self.log.claim_jobs(iteration, "first", {}):
             complete(self.log, claim, iteration.to, {})

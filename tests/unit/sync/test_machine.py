@@ -126,13 +126,11 @@ class Services:
                 return commands.ScanFailed(group, SourceError(f"a file of {claim.key.tenant}"))
             if fault == AWAY:
                 return commands.ScanFailed(group, UnavailableError("Spark is away"))
-        return commands.ScanFinished(
-            group,
-            tuple(
-                commands.ScanResult(claims=claims, written=self.write(group, claims))
-                for claims in group_by_job(group.claims).values()
-            ),
+        by_job = group_by_job(group.claims).values()
+        results = (
+            commands.ScanResult(claims=each, written=self.write(group, each)) for each in by_job
         )
+        return commands.ScanFinished(group, tuple(results))
 
     def write(self, group, claims):
         error, tenant_errors = None, {}

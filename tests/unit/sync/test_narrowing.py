@@ -31,9 +31,8 @@ from iscp_dagster.sync.iteration.outcomes import ErrorDetail
 from iscp_dagster.sync.reading.requests import ReadRequest
 from support.errors import assert_names
 
-READING = ReadRequest(
-    plan=ReadPlan(kind=ReadKind.TAIL, reason=""), range=Range(from_=START, to=Moment(1))
-)
+TAIL = ReadPlan(kind=ReadKind.TAIL, reason="")
+READING = ReadRequest(plan=TAIL, range=Range(from_=START, to=Moment(1)))
 ERROR = ErrorDetail(code=10_200, message="key 7 of tenant t3 is odd")
 
 

@@ -43,9 +43,8 @@ def make_reader(folder, *actions):
 
 def make_reader_of_added(folder, size):
     """Return a reader of a range that added so many bytes."""
-    return make_reader(
-        folder, {"add": {"path": "1.parquet", **FILE, "modificationTime": 1, "size": size}}
-    )
+    added = {"path": "1.parquet", **FILE, "modificationTime": 1, "size": size}
+    return make_reader(folder, {"add": added})
 
 
 def use_spark(reader, connect):

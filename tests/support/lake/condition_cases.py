@@ -29,16 +29,21 @@ class Edge:
     literals: tuple[tuple[object, str], ...]
 
 
-def _same(*texts: str) -> tuple[tuple[str, str], ...]:
-    return tuple((text, text) for text in texts)
+def _same(*texts: str, ending: str = "") -> tuple[tuple[str, str], ...]:
+    """Texts that Spark has with this ending."""
+    return tuple((text, f"{text}{ending}") for text in texts)
 
 
 def _quoted(*texts: str) -> tuple[tuple[str, str], ...]:
-    return tuple((f"'{text}'", f"'{text}'") for text in texts)
+    return _same(*(f"'{text}'" for text in texts))
 
 
 def _literals(function: str, *texts: str) -> tuple[tuple[str, str], ...]:
     return tuple((text, f"{function}'{text}'") for text in texts)
+
+
+def _timestamps(*texts: str) -> tuple[tuple[str, str], ...]:
+    return tuple((text, f"TIMESTAMP'{text.replace('T', ' ')}'") for text in texts)
 
 
 def _beside_spark(name: str, type_: str, values: tuple[str, ...], *literals: object) -> Edge:
@@ -69,12 +74,7 @@ EDGES = (
         "long",
         "Nullable(Int64)",
         "bigint",
-        (
-            ("-9223372036854775808", "-9223372036854775808L"),
-            ("0", "0L"),
-            ("9007199254740993", "9007199254740993L"),
-            ("9223372036854775807", "9223372036854775807L"),
-        ),
+        _same(str(-(2**63)), "0", str(2**53 + 1), str(2**63 - 1), ending="L"),
         (
             *((str(n), str(n)) for n in (-(2**63), 0, 2**53, 2**53 + 1, 2**63 - 1)),
             # Spark takes a plain literal beyond 64 bits for a constant condition, for null too.
@@ -89,18 +89,11 @@ EDGES = (
             ("nan", "double('NaN')"),
             ("inf", "double('Infinity')"),
             ("-inf", "double('-Infinity')"),
-            ("-0.0", "-0.0D"),
-            ("0.0", "0.0D"),
-            ("1.5", "1.5D"),
-            ("1e308", "1e308D"),
+            *_same("-0.0", "0.0", "1.5", "1e308", ending="D"),
         ),
         (
-            (0, "0.0D"),
-            (-0.0, "-0.0D"),
-            (1.5, "1.5D"),
-            ("NaN", "double('NaN')"),
-            ("Infinity", "double('Infinity')"),
-            ("-Infinity", "double('-Infinity')"),
+            *((0, "0.0D"), (-0.0, "-0.0D"), (1.5, "1.5D")),
+            *((name, f"double('{name}')") for name in ("NaN", "Infinity", "-Infinity")),
         ),
     ),
     Edge(
@@ -155,12 +148,11 @@ EDGES = (
         "timestamp",
         tuple((f"'{text}'", f"TIMESTAMP'{text}Z'") for text in MOMENTS),
         (
-            ("1969-12-31T23:59:59.999999Z", "TIMESTAMP'1969-12-31 23:59:59.999999Z'"),
+            *_timestamps("1969-12-31T23:59:59.999999Z"),
             ("2024-03-31T03:30:00.123456+02:00", "TIMESTAMP'2024-03-31 01:30:00.123456Z'"),
             ("1970-01-01 00:00", "TIMESTAMP'1970-01-01 00:00:00Z'"),
-            ("0001-01-01T00:00:00Z", "TIMESTAMP'0001-01-01 00:00:00Z'"),
-            ("2299-12-31T23:59:59.999999Z", "TIMESTAMP'2299-12-31 23:59:59.999999Z'"),
-            ("9999-12-31T00:00:00Z", "TIMESTAMP'9999-12-31 00:00:00Z'"),
+            *_timestamps("0001-01-01T00:00:00Z", "2299-12-31T23:59:59.999999Z"),
+            *_timestamps("9999-12-31T00:00:00Z"),
         ),
     ),
     Edge(
@@ -172,10 +164,8 @@ EDGES = (
             ("toDateTime('1970-01-01 00:00:00', 'UTC')", "TIMESTAMP'1970-01-01 00:00:00Z'"),
         ),
         (
-            ("2024-03-31T01:30:00Z", "TIMESTAMP'2024-03-31 01:30:00Z'"),
-            ("2024-03-31T01:30:00.5Z", "TIMESTAMP'2024-03-31 01:30:00.5Z'"),
-            ("1969-12-31T00:00:00Z", "TIMESTAMP'1969-12-31 00:00:00Z'"),
-            ("2200-01-01T00:00:00Z", "TIMESTAMP'2200-01-01 00:00:00Z'"),
+            *_timestamps("2024-03-31T01:30:00Z", "2024-03-31T01:30:00.5Z"),
+            *_timestamps("1969-12-31T00:00:00Z", "2200-01-01T00:00:00Z"),
         ),
     ),
     Edge("uuid", "Nullable(UUID)", "string", _quoted(*UUIDS), _literals("", *UUIDS)),

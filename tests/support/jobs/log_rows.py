@@ -66,6 +66,12 @@ def spec(job: str = "mirror", priority: int = 0, **trigger) -> JobSpec:
     return JobSpec(trigger=TriggerSpec(**trigger), detail=detail)
 
 
+def make_plain_spec(name: JobID, kind: str = "mirror") -> JobSpec:
+    """Return the spec of a job of that name that has no options."""
+    consumer = ConsumerInfo(type=kind, db=name.db, table=name.table, job=name.job)
+    return JobSpec(detail=IterationDetail(consumer=consumer))
+
+
 def key(job: str = "mirror", tenant: str = "acme", table_id: str = "t-1") -> JobKey:
     return JobKey(tenant=tenant, table_id=table_id, job_name=job)
 

@@ -13,9 +13,9 @@ from iscp_dagster.model.declared.images import IMAGE_FIELDS, ChangeKind
 from iscp_dagster.model.declared.schema import DeltaField, Primitive
 from iscp_dagster.model.jobs import JobID, NewJob
 from iscp_dagster.model.moment import Moment
-from iscp_dagster.model.specs import ConsumerInfo, IterationDetail, JobSpec
 from iscp_dagster.serve.catalog import read_catalog
 from iscp_dagster.serve.live.service import build_image_reader
+from support.jobs.log_rows import make_plain_spec
 
 FIELDS = tuple(
     DeltaField(name=name, type=Primitive(type_), nullable=name == "value")
@@ -107,8 +107,7 @@ def name_of(database):
 
 
 def register(log, *tenants, table_id="t-1", name=NAME):
-    consumer = ConsumerInfo(type="changes", db=name.db, table=name.table, job=name.job)
-    spec = JobSpec(detail=IterationDetail(consumer=consumer))
+    spec = make_plain_spec(name, "changes")
     jobs = [NewJob(tenant=each, name=name, table_id=table_id, spec=spec) for each in tenants]
     log.register_many(jobs)
 

@@ -11,11 +11,10 @@ from iscp_dagster.local.services import dagster_server
 from iscp_dagster.local.services.settings import CLICKHOUSE
 from iscp_dagster.local.stack.iteration_cancellation import cancel_iterations
 from iscp_dagster.model.jobs import JobID
-from iscp_dagster.model.specs import ConsumerInfo, IterationDetail, JobSpec
 from iscp_dagster.model.states import Event
 from iscp_dagster.runs.run_names import DISPATCH_TAG
 from support.errors import assert_names
-from support.jobs.log_rows import key, over
+from support.jobs.log_rows import key, make_plain_spec, over
 
 BEGINS = {"queued": False, "runs": True, "rests": None}
 """Whether each job's iteration begins; None: it has none."""
@@ -34,9 +33,8 @@ def make_log(settings, prefix="", names=("run", "run")):
     log.ensure()
     queued, running = names
     for name, begins in BEGINS.items():
-        consumer = ConsumerInfo(type="mirror", db="d", table="t", job=f"{prefix}{name}")
-        spec = JobSpec(detail=IterationDetail(consumer=consumer))
-        assert log.register("a", JobID(db="d", table="t", job=f"{prefix}{name}"), "id", spec)
+        id_ = JobID(db="d", table="t", job=f"{prefix}{name}")
+        assert log.register("a", id_, "id", make_plain_spec(id_))
         iteration = over(key(f"{prefix}{name}", "a", "id"))
         if begins is not None:
             log.enqueue(iteration, running if begins else queued)

@@ -43,8 +43,8 @@ from iscp_dagster.local.stack.ports import USUAL, choose, find_free_port, is_fre
 from iscp_dagster.local.stack.running import redact_address
 from iscp_dagster.model.errors import ConfigError, SetupError, UnavailableError
 from iscp_dagster.model.jobs import JobID
-from iscp_dagster.model.specs import ConsumerInfo, IterationDetail, JobSpec
 from support.errors import assert_names, raises_naming
+from support.jobs.log_rows import make_plain_spec
 
 LOCAL_PORT_RANGE = 51
 IN_USE, NOT_AVAILABLE = f"Errno {errno.EADDRINUSE}", f"Errno {errno.EADDRNOTAVAIL}"
@@ -484,9 +484,8 @@ def test_status_checks_services_and_jobs(tmp_path: Path, monkeypatch: pytest.Mon
         log = SqlLog(f"sqlite:///{tmp_path / 'iscp_log.sqlite'}")
         log.ensure()
         assert control.find_problems() == [unwell]
-        consumer = ConsumerInfo(type="mirror", db="d", table="t", job="m")
-        spec = JobSpec(detail=IterationDetail(consumer=consumer))
-        log.register("a", JobID(db="d", table="t", job="m"), "id", spec)
+        name = JobID(db="d", table="t", job="m")
+        log.register("a", name, "id", make_plain_spec(name))
         log.mark_stranded("id", 10_220, "gone")
         _, in_error = control.find_problems()
         assert_names(in_error, 1, "iscp job list --state error")

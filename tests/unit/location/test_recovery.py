@@ -12,9 +12,8 @@ from iscp_dagster.location.run_context import hold_run_lease
 from iscp_dagster.location.sensor.recovery import LocationRuns, Recovery
 from iscp_dagster.model.errors import FenceError, RunGoneError, SourceError, UnavailableError
 from iscp_dagster.model.jobs import JobID
-from iscp_dagster.model.specs import ConsumerInfo, IterationDetail, JobSpec
 from iscp_dagster.runs.run_names import DISPATCH_TAG, ensure_instance_name
-from support.jobs.log_rows import key, log_in_memory, over
+from support.jobs.log_rows import key, log_in_memory, make_plain_spec, over
 from support.jobs.one_table import Clock, in_memory
 
 SOURCE = SourceTable("d.t", key="id", indexes=[Mirror()])
@@ -53,9 +52,8 @@ class TwoInstances:
         (instance or self.here).add_run(run)
 
     def queue_job(self, job, run):
-        consumer = ConsumerInfo(type="mirror", db="d", table="t", job=job)
-        spec = JobSpec(detail=IterationDetail(consumer=consumer))
-        assert self.log.register("a", JobID(db="d", table="t", job=job), "t", spec)
+        name = JobID(db="d", table="t", job=job)
+        assert self.log.register("a", name, "t", make_plain_spec(name))
         self.log.enqueue(make_iteration(job), run)
 
     def begin_job(self, job, run):

@@ -24,7 +24,6 @@ from iscp_dagster.location.assets.iterations import replace_registrations
 from iscp_dagster.model.batch import Range
 from iscp_dagster.model.errors import ConfigError, SourceError, UnavailableError
 from iscp_dagster.model.jobs import JobID
-from iscp_dagster.model.specs import ConsumerInfo, IterationDetail, JobSpec
 from iscp_dagster.model.states import JobState
 from iscp_dagster.planning.look import SensorCursor
 from iscp_dagster.planning.runner import FIRST_LOOK_SECONDS
@@ -35,7 +34,7 @@ from iscp_dagster.sync.deployment import Deployment
 from iscp_dagster.upkeep.maintenance import flush_watermarks
 from iscp_dagster.upkeep.position import read_positions
 from support.errors import assert_names, raises_naming
-from support.jobs.log_rows import carry_out, log_in_memory
+from support.jobs.log_rows import carry_out, log_in_memory, make_plain_spec
 from support.jobs.one_table import commit, in_memory, write_commit
 
 BOTH = ["mirror", "vector"]
@@ -79,11 +78,6 @@ def delete_commits(source, *versions):
     DeltaTable(source.path).create_checkpoint()
     for version in versions:
         commit_file(source, version).unlink()
-
-
-def declare_job(name):
-    consumer = ConsumerInfo(type="mirror", db=name.db, table=name.table, job=name.job)
-    return JobSpec(detail=IterationDetail(consumer=consumer))
 
 
 def assert_in_step(deployment, source):
@@ -210,7 +204,7 @@ def restore_log(deployment, source):
     empty_log(deployment, source)
     name = JobID(db="a", table="b", job="c")
     for number in range(20):
-        deployment.log.register(f"t{number}", name, "other", declare_job(name))
+        deployment.log.register(f"t{number}", name, "other", make_plain_spec(name))
     return source
 
 
@@ -221,7 +215,7 @@ def declare_index(deployment, source):
 
 def register_for_all(deployment, source):
     name = JobID(db=source.database, table=source.table, job="for_all")
-    deployment.log.register_standing(name, declare_job(name))
+    deployment.log.register_standing(name, make_plain_spec(name))
     return source
 
 
@@ -565,7 +559,7 @@ def test_a_delta_table_follows_one_declaration(deployment, source, start):
     for use_twin in (
         partial(read_positions, deployment, twin),
         partial(jobs.wait, "shop.twin", timeout=0),
-        partial(jobs.register_job, "eu", name, declare_job(name)),
+        partial(jobs.register_job, "eu", name, make_plain_spec(name)),
         partial(replace_registrations, deployment, twin, table_id, ["new"], twin.indexes),
     ):
         with raises_naming(ConfigError, "shop.twin", "shop.orders", table_id):

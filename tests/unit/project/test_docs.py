@@ -6,15 +6,21 @@ import re
 import subprocess
 import sys
 from dataclasses import fields
+from itertools import count
 
 import pytest
 import typer
+import yaml
 
+from iscp_dagster import SourceTableComponent, Trigger, View
+from iscp_dagster.api.discovery import load_tables
 from iscp_dagster.cli.main import COMMANDS, load
 from iscp_dagster.clickhouse.kinds.mirror import Mirror
 from iscp_dagster.clickhouse.kinds.text import FullText
 from iscp_dagster.clickhouse.kinds.vector import Vector
+from iscp_dagster.model.declared.linking.attach import Declarations
 from iscp_dagster.model.declared.tables import SourceTable
+from iscp_dagster.model.declared.views import TAKEN
 from iscp_dagster.model.states import TRANSITIONS
 from iscp_dagster.planning.triggers.loading import BUILT_IN
 from support.paths import ROOT
@@ -26,6 +32,7 @@ CODE = [
     *ROOT.glob("packages/*/[a-z]*_*/**/*.py"),
     ROOT / "iscp",
 ]
+NUMBERS = count()
 LINK = re.compile(r"\]\((?!https?:|#)([^)#]+)")
 VARIABLE = re.compile(r"""["']((?:ISCP|CLICKHOUSE|SPARK|DAGSTER|JAVA)_[A-Z_]+)["']""")
 INTERNAL_VARIABLES = {
@@ -50,6 +57,13 @@ EACH_DOCUMENT = pytest.mark.parametrize(
 
 def read(name: str) -> str:
     return (ROOT / name).read_text(encoding="utf-8")
+
+
+def read_block(page: str, head: str) -> str:
+    """Return the page's only block of code that begins with these words."""
+    pattern = rf"^```{head}.*?\n(.*?)^```$"
+    (block,) = re.findall(pattern, read(page), re.MULTILINE | re.DOTALL)
+    return block
 
 
 def read_code() -> str:
@@ -164,8 +178,7 @@ def test_the_quickstart_names_every_option_of_a_table_and_its_indexes():
 
 @pytest.mark.parametrize("title", ["make_tickets.py", "change_tickets.py", "desk.py"])
 def test_a_script_of_the_quickstart_says_how_to_set_the_variables_that_it_needs(title, tmp_path):
-    block = rf'^```python title="{title}"\n(.*?)^```$'
-    (code,) = re.findall(block, read("docs/quickstart.md"), re.MULTILINE | re.DOTALL)
+    code = read_block("docs/quickstart.md", f'python title="{title}"')
     (tmp_path / title).write_text(code)
     command, environment = [sys.executable, title], clean_environment(tmp_path)
     run = subprocess.run(command, cwd=tmp_path, env=environment, capture_output=True, check=False)
@@ -213,3 +226,39 @@ def test_the_way_of_a_commit_is_short_and_numbered():
     assert list(steps) == [str(number) for number in range(1, len(steps) + 1)]
     assert 0 < len(steps) <= 20
     assert set(rows) == set(steps.items())
+
+
+SHOWN = {
+    "docs/views.md": (["mirror", "changes", "big_trades", "huge_trades"], View),
+    "docs/triggers.md": (["big_trades", "large_trade_alert"], Trigger),
+}
+
+
+@pytest.mark.parametrize("page", SHOWN)
+def test_what_a_page_declares_in_python_it_declares_in_yaml(page, tmp_path, monkeypatch):
+    name, (consumers, _) = f"shown_{next(NUMBERS)}", SHOWN[page]
+    (tmp_path / f"{name}.py").write_text(read_block(page, "python title="))
+    monkeypatch.syspath_prepend(str(tmp_path))
+    (in_python,) = load_tables({"ISCP_ASSETS": name})
+    attributes = yaml.safe_load(read_block(page, "yaml title="))["attributes"]
+    component = SourceTableComponent.from_attributes_dict(attributes=attributes)
+    declarations = [*component.views, *component.triggers, *component.endpoints]
+    (in_yaml,) = Declarations.of([component.table, *declarations]).build_tables()
+    assert [consumer.name for consumer in in_python.consumers] == consumers
+    assert [(consumer.name, consumer.definition) for consumer in in_python.consumers] == [
+        (consumer.name, consumer.definition) for consumer in in_yaml.consumers
+    ]
+    targets = [trigger.to for trigger in in_python.triggers]
+    assert targets == [trigger.to for trigger in in_yaml.triggers]
+
+
+@pytest.mark.parametrize("page", SHOWN)
+def test_a_page_names_every_option(page):
+    text, kind = read(page), SHOWN[page][1]
+    options = {field.name for field in fields(kind)} - {"name"}
+    assert [name for name in options if f"`{name}=`" not in text] == []
+
+
+def test_the_names_that_a_calculated_column_cannot_have_are_all_documented():
+    text = read("docs/views.md")
+    assert [name for name in sorted(TAKEN) if f"`{name}`" not in text] == []

@@ -71,15 +71,20 @@ def in_memory(clock: Clock) -> Deployment:
     )
 
 
-def name_deployment(monkeypatch: pytest.MonkeyPatch, folder: Path) -> dict[str, str]:
-    """Name a deployment whose services do not answer in the environment; return the variables."""
-    environ = {
+def make_variables(folder: Path) -> dict[str, str]:
+    """Return the variables of a deployment whose services do not answer."""
+    return {
         "ISCP_HOME": str(folder / "home"),
         "CLICKHOUSE_URL": "http://127.0.0.1:9",
         "SPARK_REMOTE": "sc://127.0.0.1:9",
         "ISCP_LOG_URL": f"sqlite:///{folder / 'log.sqlite'}",
         "ISCP_LAKE": str(folder / "lake"),
     }
+
+
+def name_deployment(monkeypatch: pytest.MonkeyPatch, folder: Path) -> dict[str, str]:
+    """Name a deployment whose services do not answer in the environment; return the variables."""
+    environ = make_variables(folder)
     monkeypatch.delenv("DAGSTER_HOME", raising=False)
     for name, value in environ.items():
         monkeypatch.setenv(name, value)

@@ -147,12 +147,9 @@ def test_a_journal_is_shown_entry_by_entry_with_names_states_and_times(iscp, han
     table = text.partition("\n4 waits:")[0].splitlines()
     assert "" not in table[table.index("") + 1 :]
     rows = [line.split() for line in table if line[:1].isdigit()]
-    assert {row[0]: row[2] for row in rows} == {
-        **dict.fromkeys("01", "stored"),
-        **dict.fromkeys("234", "waiting"),
-        "5": "completed",
-        "6": "failed",
-    }
+    stored, waiting = dict.fromkeys("01", "stored"), dict.fromkeys("234", "waiting")
+    ended = {"5": "completed", "6": "failed"}
+    assert {row[0]: row[2] for row in rows} == stored | waiting | ended
     assert "3000-01-01" in text
     awakeable = make_awakeable_id(ids.parse_id(id_), 4)
     assert text.endswith(f"\n4 waits: iscp invocations resolve {awakeable}\n")
@@ -222,12 +219,8 @@ def test_an_invocation_that_there_is_not_is_named(iscp):
 def test_invocations_are_canceled_killed_paused_resumed_and_purged(iscp, hand):
     id_ = submit(hand)
     hand.claim()
-    for verb, outcome in [
-        ("pause", "paused"),
-        ("resume", "resumed"),
-        ("resume", "nothing to resume"),
-        ("cancel", "canceled"),
-    ]:
+    resuming = [("resume", "resumed"), ("resume", "nothing to resume")]
+    for verb, outcome in [("pause", "paused"), *resuming, ("cancel", "canceled")]:
         assert_names(iscp.read_text(verb, id_), id_, outcome)
     assert iscp.read_json("kill", id_) == {"id": id_, "changed": True}
     result = find_line(iscp.read_text("show", id_), "result")

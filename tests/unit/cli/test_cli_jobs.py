@@ -170,18 +170,13 @@ def test_every_option_reaches_the_spec(iscp, jobs):
     options += ["--max-versions", "3", "--max-bytes", "4", "--tenant", "eu"]
     options += ["--option", 'text=["doc"]', "--option", "tokenizer=ngrams(3)"]
     iscp.read_text("job", "register", name, *options)
-    consumer = ConsumerInfo(
-        type=f"{__name__}:Words",
-        **asdict(parse_job_id(name)),
-        columns=("doc", "id"),
-        options={"text": ["doc"], "tokenizer": "ngrams(3)"},
-    )
-    assert jobs.get_job("eu", parse_job_id(name)).spec == JobSpec(
-        trigger=TriggerSpec(
-            job_type="periodic", schedule={"interval": "10s", "share": True}, independent=True
-        ),
-        detail=IterationDetail(priority=7, max_versions=3, max_bytes=4, consumer=consumer),
-    )
+    spec = jobs.get_job("eu", parse_job_id(name)).spec
+    schedule = {"interval": "10s", "share": True}
+    assert spec.trigger == TriggerSpec(job_type="periodic", schedule=schedule, independent=True)
+    asked = {"columns": ("doc", "id"), "options": {"text": ["doc"], "tokenizer": "ngrams(3)"}}
+    consumer = ConsumerInfo(type=f"{__name__}:Words", **asdict(parse_job_id(name)), **asked)
+    bounds = {"priority": 7, "max_versions": 3, "max_bytes": 4}
+    assert spec.detail == IterationDetail(**bounds, consumer=consumer)
 
 
 @pytest.mark.parametrize("trigger", [(), ("--trigger", "greedy")])

@@ -9,6 +9,7 @@ from iscp_dagster.demo.run import Demo, OutOfStepError
 from iscp_dagster.local.stack.ports import find_free_port
 from iscp_dagster.upkeep.verify_indexes import IndexVerdict
 from support.errors import raises_naming
+from support.jobs.one_table import make_variables
 
 AGREES = IndexVerdict(index="mirror", tenant="rich", version=2, rows=3)
 DIFFERS = IndexVerdict(index="mirror", tenant="rich", version=2, rows=3, missing=1)
@@ -18,17 +19,12 @@ DIFFERS = IndexVerdict(index="mirror", tenant="rich", version=2, rows=3, missing
 def calls(monkeypatch, tmp_path):
     """Record the calls to a stack that does not exist; the demo finds that its index agrees."""
     calls: list[str] = []
-    environ = {
-        "ISCP_HOME": str(tmp_path),
-        "ISCP_LAKE": str(tmp_path),
-        "ISCP_LOG_URL": f"sqlite:///{tmp_path / 'log.sqlite'}",
-        "CLICKHOUSE_URL": "http://127.0.0.1:1",
-        "DAGSTER_URL": "http://127.0.0.1:1",
-        "SPARK_REMOTE": "sc://127.0.0.1:1",
+    environ = make_variables(tmp_path) | {
+        "DAGSTER_URL": "http://127.0.0.1:9",
         "ISCP_WEBHOOK_SECRET": f"whsec_{'A' * 32}",
         "ISCP_DEMO_PORT": str(find_free_port()),
     }
-    monkeypatch.setenv("ISCP_HOME", str(tmp_path))
+    monkeypatch.setenv("ISCP_HOME", environ["ISCP_HOME"])
     monkeypatch.setattr(demo, "add_stack_variables", lambda _: environ)
     monkeypatch.setattr(Demo, "run_steps", lambda _: [AGREES])
     for name in ("start_stack", "print_status", "stop_stack"):

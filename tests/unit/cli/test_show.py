@@ -190,12 +190,8 @@ def test_a_letter_s_job_is_no_number_for_json(capsys, print_):
 
 def test_the_outcome_of_a_letter_is_a_word_with_the_error_beside_it(capsys):
     error = IscpError("too long")
-    outcomes = [
-        ReplayOutcome(letter=LETTER, error=error),
-        ReplayOutcome(letter=LETTER, rebuilt=True),
-        ReplayOutcome(letter=LETTER, superseded=True),
-        ReplayOutcome(letter=LETTER),
-    ]
+    results = ({"error": error}, {"rebuilt": True}, {"superseded": True}, {})
+    outcomes = [ReplayOutcome(letter=LETTER, **each) for each in results]
     dlq_show.print_replay_results(outcomes, as_json=True)
     refused, *others = json.loads(capsys.readouterr().out)
     row = {"outcome": "refused", "code": IscpError.code, "message": "too long"}

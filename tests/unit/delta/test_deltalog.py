@@ -6,8 +6,6 @@ import json
 import os
 import shutil
 import socket
-import subprocess
-import sys
 import threading
 import time
 import uuid
@@ -47,6 +45,7 @@ from iscp_dagster.model.errors import (
     UnavailableError,
 )
 from iscp_dagster.model.moment import START, Moment
+from support.clients.scripts import run_script
 from support.errors import assert_names, raises_naming
 from support.jobs.one_table import name_dead_store
 
@@ -223,7 +222,7 @@ class TestPoll:
             f"DeltaLog({str(table.path)!r}, 'tenant').poll(LogMark.parse({str(mark)!r}));"
             "assert not {'deltalake', 'pyspark', 'pyarrow'} & set(sys.modules)"
         )
-        subprocess.run([sys.executable, "-c", code], check=True)
+        run_script(code)
 
     def test_a_mark_is_short_text(self, table):
         mark = table.log().poll()

@@ -82,17 +82,10 @@ def write_feed(folder, feed):
         yield Moment(version, version * 1_000), file
 
 
-def plan_scan(folder, files, facts=None, *, output, identity=("tenant", "k"), keyed=True):
+def plan_scan(folder, files, facts=None, **options):
     """Return the scan of these files of a table whose tenants are in the column `tenant`."""
-    return plan_feed(
-        str(folder),
-        facts or make_facts(),
-        list(files),
-        output=output,
-        identity=identity,
-        tenant_filter=OF_NOBODY,
-        keyed=keyed,
-    )
+    options = {"identity": ("tenant", "k"), "keyed": True, "tenant_filter": OF_NOBODY} | options
+    return plan_feed(str(folder), facts or make_facts(), list(files), **options)
 
 
 def read(scan):

@@ -17,13 +17,9 @@ NAMED = "0123456789"
 def daemon():
     """Run a daemon that ends after 0.3 seconds without workers; give it and its port."""
     environment = os.environ | {"PYTHON_WORKER_FACTORY_SECRET": NAMED, "SPARK_REUSE_WORKER": "1"}
-    with subprocess.Popen(
-        [sys.executable, "-c", DAEMON, "pyspark.worker"],
-        env=environment,
-        stdin=subprocess.PIPE,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.DEVNULL,
-    ) as process:
+    command = [sys.executable, "-c", DAEMON, "pyspark.worker"]
+    pipes = dict.fromkeys(("stdin", "stdout"), subprocess.PIPE) | {"stderr": subprocess.DEVNULL}
+    with subprocess.Popen(command, env=environment, **pipes) as process:
         yield process, struct.unpack("!i", process.stdout.read(4))[0]
         process.kill()
 

@@ -431,14 +431,10 @@ def test_iscp_logs_prints_the_last_lines_of_all_logs_or_of_one(logs_folder: Path
 
 
 def test_iscp_logs_follows_logs_until_it_is_interrupted(logs_folder: Path) -> None:
+    command = [sys.executable, "-c", FOLLOWING, "logs", "-f", "-n", "1"]
+    pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True, "bufsize": 1}
     with (
-        subprocess.Popen(
-            [sys.executable, "-c", FOLLOWING, "logs", "-f", "-n", "1"],
-            stdout=subprocess.PIPE,
-            stderr=subprocess.PIPE,
-            text=True,
-            bufsize=1,
-        ) as following,
+        subprocess.Popen(command, **pipes) as following,
         ThreadPoolExecutor() as pool,
         ExitStack() as ending,
     ):

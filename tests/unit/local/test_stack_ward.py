@@ -44,13 +44,9 @@ print(list(map(signal.getsignal, numbers)).count(signal.SIG_IGN), flush=True)
 
 
 def start(code: str, *arguments: str, grace: float = 5.0, **options) -> subprocess.Popen[bytes]:
-    return subprocess.Popen(
-        [*WARD, str(grace), sys.executable, "-c", code, *arguments],
-        stdin=subprocess.PIPE,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        **options,
-    )
+    command = [*WARD, str(grace), sys.executable, "-c", code, *arguments]
+    pipes = dict.fromkeys(("stdin", "stdout", "stderr"), subprocess.PIPE)
+    return subprocess.Popen(command, **pipes, **options)
 
 
 def end(process: subprocess.Popen[bytes]) -> int:

@@ -241,16 +241,10 @@ def test_yaml_has_every_option_of_views_and_triggers(project):
     other += 'triggers: [{name: bonds, match: "amount > 3", to: [alerts]}]\n'
     write(project, trades=[TRADES], a_bonds=[other])
     bonds = SourceTable("shop.bonds", key="id", indexes=[Changes()])
-    in_python = build_definitions(
-        [bonds, trades],
-        resources_from_environment(),
-        views=[big, huge],
-        triggers=[
-            large,
-            Trigger(**of_table, on=trades),
-            Trigger("bonds", on=bonds, match="amount > 3", to=[alerts]),
-        ],
-    )
+    triggers = [large, Trigger(**of_table, on=trades)]
+    triggers += [Trigger("bonds", on=bonds, match="amount > 3", to=[alerts])]
+    declared = {"views": [big, huge], "triggers": triggers}
+    in_python = build_definitions([bonds, trades], resources_from_environment(), **declared)
     assert build(project) == make_snapshot(in_python)
 
 

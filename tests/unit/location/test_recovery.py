@@ -97,12 +97,8 @@ def test_jobs_that_run_or_wait_in_another_dagster_are_freed_within_its_leases_on
         world.add_run(f"queued {name}", STATUS.NOT_STARTED, instance=instance, tags=tags)
         world.queue_job(f"waits {name}", f"to {name}")
     world.pass_(600, "run here", "run there")
-    states = {
-        "runs here": "running",
-        "runs there": "running",
-        "waits here": "pending",
-        "waits there": "pending",
-    }
+    states = {"runs here": "running", "runs there": "running"}
+    states |= {"waits here": "pending", "waits there": "pending"}
     assert world.states() == states
     del world.recoveries[1:]
     world.pass_(world.log.leases.run + 11, "run here")
@@ -137,14 +133,10 @@ def test_a_run_without_a_process_ends_and_frees_its_slot(world, status, ended):
 
 def test_runs_of_other_jobs_and_runs_that_wait_are_left_alone(world):
     ours, theirs = AssetKey(["d", "t_mirror"]), AssetKey(["theirs"])
-    runs = {
-        "of ours": {"asset_selection": frozenset({ours})},
-        "of both": {"asset_selection": frozenset({ours, theirs})},
-        "of theirs": {"asset_selection": frozenset({theirs})},
-        "of nobody": {},
-    }
-    for name, more in runs.items():
-        world.add_run(name, STATUS.STARTED, job_name="__ASSET_JOB", **more)
+    selections = {"of ours": {ours}, "of both": {ours, theirs}, "of theirs": {theirs}}
+    for name, keys in (selections | {"of nobody": None}).items():
+        selection = None if keys is None else frozenset(keys)
+        world.add_run(name, STATUS.STARTED, job_name="__ASSET_JOB", asset_selection=selection)
     world.add_run("collects", STATUS.STARTED, job_name="iscp_collect_garbage")
     world.add_run("waits", STATUS.NOT_STARTED)
     world.pass_(600)

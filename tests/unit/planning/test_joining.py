@@ -67,16 +67,9 @@ def dues(draw):
     for number in range(draw(st.integers(1, 9))):
         start = draw(st.integers(-1, 12))
         since = -1 if start < 0 else draw(st.integers(0, start))
-        members.append(
-            due(
-                f"t{number}",
-                since,
-                start,
-                to=draw(st.sampled_from([END, Moment(15)])),
-                names=draw(st.sampled_from([("mirror",), ("mirror", "text")])),
-                priority=draw(st.sampled_from([0, 5])),
-            )
-        )
+        to, priority = draw(st.sampled_from([END, Moment(15)])), draw(st.sampled_from([0, 5]))
+        names = draw(st.sampled_from([("mirror",), ("mirror", "text")]))
+        members.append(due(f"t{number}", since, start, to=to, names=names, priority=priority))
     return members
 
 

@@ -9,6 +9,7 @@ import pytest
 from iscp_dagster.model.imports import EXTRAS
 from support.clients.scripts import run_script
 from support.errors import assert_names
+from support.jobs.one_table import make_variables
 from support.paths import ROOT
 from support.services.stack import clean_environment
 
@@ -91,12 +92,7 @@ runpy.run_module("bench", run_name="__main__", alter_sys=True)
 def outcomes(tmp_path_factory):
     """Run commands in a process without the extras' modules; return exit codes and outputs."""
     folder = tmp_path_factory.mktemp("bare")
-    environment = clean_environment(folder / "home") | {
-        "CLICKHOUSE_URL": "http://127.0.0.1:1",
-        "SPARK_REMOTE": "sc://127.0.0.1:1",
-        "ISCP_LOG_URL": f"sqlite:///{folder / 'log.sqlite'}",
-        "ISCP_LAKE": str(folder),
-    }
+    environment = clean_environment(folder / "home") | make_variables(folder)
     hidden = json.dumps([module for modules in EXTRAS.values() for module in modules])
     return json.loads(run_script(SCRIPT.replace("HIDDEN", hidden), folder, environment))
 

@@ -79,16 +79,8 @@ def test_a_chunk_is_bounded_and_nothing_is_left_out(rows, most_rows, most_bytes)
 
 def test_an_empty_snapshot_has_a_chunk_and_an_empty_tail_has_none():
     (chunk,) = cut_chunks(make_changes(snapshot=True), [], rows=5)
-    assert json.loads(chunk.body) == {
-        "table": "a.b",
-        "tenant": "acme",
-        "from": 1,
-        "to": 5,
-        "snapshot": True,
-        "chunk": 0,
-        "last": True,
-        "rows": [],
-    }
+    range_ = {"table": "a.b", "tenant": "acme", "from": 1, "to": 5, "snapshot": True}
+    assert json.loads(chunk.body) == range_ | {"chunk": 0, "last": True, "rows": []}
     assert list(cut_chunks(make_changes(), [], rows=5)) == []
 
 

@@ -22,12 +22,11 @@ from iscp_dagster.sync.executors.retriever import (
     Retriever,
 )
 from support.errors import raises_naming
+from support.lake.row_writer import add_system_columns
 from support.services.stack import wait_for
 
 SECONDS = 30
-ROWS = pa.table(
-    {"id": [1, 2], "_version": [3, 3], "_timestamp": [0, 0], "_deleted": [False, False]}
-)
+ROWS = add_system_columns({"id": [1, 2]}, version=3, micros=0)
 
 
 class SlowConsumer:
@@ -129,16 +128,9 @@ def test_a_consumer_that_invokes_a_handler_is_tried_again_while_the_runtime_is_a
 def test_texts_too_large_for_one_batch_come_in_several():
     """Texts of 2.5 GiB that share one buffer."""
     long = pa.array(["x" * (64 << 20)] * 4, pa.string())
-    rows = 40
-    chunk = pa.table(
-        {
-            "id": pa.chunked_array([long] * (rows // 4)),
-            "_version": pa.array([3] * rows),
-            "_timestamp": pa.array([0] * rows),
-            "_deleted": pa.array([False] * rows),
-        }
-    )
-    sizes = []
+    rows, sizes = 40, []
+    ids = pa.chunked_array([long] * (rows // 4))
+    chunk = add_system_columns({"id": ids}, version=3, micros=0)
 
     def record_sizes(retriever):
         while not (batch := retriever.next())[2]:
@@ -154,15 +146,8 @@ def test_texts_too_large_for_one_batch_come_in_several():
     assert worker.retriever.inserted.total() == rows + 2
 
 
-CHANGES = pa.table(
-    {
-        "id": [1, 2, 3],
-        "name": ["new", "updated", None],
-        "_version": [3, 3, 3],
-        "_timestamp": [0, 0, 0],
-        "_deleted": [False, False, True],
-    }
-)
+NAMES = {"id": [1, 2, 3], "name": ["new", "updated", None]}
+CHANGES = add_system_columns(NAMES, version=3, micros=0, deleted=[False, False, True])
 
 
 def test_a_consumer_that_deletes_first_needs_no_upsert():

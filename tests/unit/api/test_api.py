@@ -81,13 +81,9 @@ def canceled():
 
 @pytest.fixture
 def jobs(source, log, clock, canceled):
-    return Jobs(
-        deployment=replace(in_memory(clock), log=log),
-        sources=[source],
-        cancel_runs=canceled.append,
-        sleep=clock.sleep,
-        monotonic=clock.monotonic,
-    )
+    deployment = replace(in_memory(clock), log=log)
+    time = {"sleep": clock.sleep, "monotonic": clock.monotonic}
+    return Jobs(deployment=deployment, sources=[source], cancel_runs=canceled.append, **time)
 
 
 def register(jobs, source, *tenants):
@@ -802,10 +798,8 @@ def test_wait_needs_a_job_of_every_tenant_for_an_index_that_registers_itself(job
     jobs.register_job("eu", MIRROR, make_spec())
     finish(jobs, source)
     wait_in_vain(jobs, "'mirror' of tenant 'us'", "not registered", late=True, timeout=1)
-    clock.meanwhile = [
-        lambda: jobs.register_job("us", MIRROR, make_spec()),
-        lambda: finish(jobs, source, "us"),
-    ]
+    register_us = partial(jobs.register_job, "us", MIRROR, make_spec())
+    clock.meanwhile = [register_us, lambda: finish(jobs, source, "us")]
     assert jobs.wait("shop.orders") == 0
     # A standing registration is for every tenant too.
     jobs.deployment.log.register_standing(OTHER, make_spec(OTHER))
@@ -876,11 +870,9 @@ def test_wait_for_a_tenant_that_is_in_no_log_and_has_no_job_ends_at_once(jobs, s
     finish(jobs, source, "de")
     assert jobs.wait("shop.orders", tenant="de", timeout=0) == 0
     # A commit has just made the tenant, or is to make it.
-    clock.meanwhile = [
-        lambda: commit(source, "us"),
-        lambda: jobs.register_job("us", MIRROR, make_spec()),
-        lambda: finish(jobs, source, "us"),
-    ]
+    register_us = partial(jobs.register_job, "us", MIRROR, make_spec())
+    finish_us = partial(finish, jobs, source, "us")
+    clock.meanwhile = [lambda: commit(source, "us"), register_us, finish_us]
     assert jobs.wait("shop.orders", 1, tenant="us") == 1
     assert clock.slept == [0.2, 0.2, 0.2]
 

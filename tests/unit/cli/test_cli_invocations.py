@@ -61,15 +61,9 @@ def iscp(hand, tmp_path, monkeypatch, command_line):
 
 def submit(hand, service="Greeter", handler="greet", key="", argument=b'"Ada"', **options):
     """Submit an invocation; return its id."""
-    operation = Submit(
-        id=ids.format_id(ids.make_id()),
-        service=service,
-        handler=handler,
-        key=key,
-        argument=argument,
-        **options,
-    )
-    return hand.store.do(operation).id
+    id_ = ids.format_id(ids.make_id())
+    target = {"service": service, "handler": handler, "key": key}
+    return hand.store.do(Submit(id=id_, **target, argument=argument, **options)).id
 
 
 def fail_attempt(hand, id_, next_at=32_503_680_000_000, **error):

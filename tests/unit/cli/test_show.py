@@ -122,24 +122,10 @@ FAILED = JobStatus(code=10_300, message="column 'x' has no type")
 ODD = "[/x] [red]a\x1b]52;c;QQ==\x07\x9b2J\r\nb"
 WRITTEN_OUT = "[/x] [red]a\\x1b]52;c;QQ==\\x07\\x9b2J\\x0d"
 NOON = datetime(2026, 1, 1, 12, tzinfo=timezone.utc)
-LETTER = DeadLetter(
-    id="0" * 32,
-    index=ODD,
-    tenant=ODD,
-    registration=1,
-    from_version=0,
-    to_version=1,
-    task=0,
-    chunk=0,
-    deleted=False,
-    code=10_300,
-    reason=ODD,
-    row=ODD,
-    version=1,
-    timestamp=NOON,
-    at=NOON,
-    epoch=1,
-)
+TEXTS = dict.fromkeys(("index", "tenant", "reason", "row"), ODD)
+PLACE = {"registration": 1, "from_version": 0, "to_version": 1, "task": 0, "chunk": 0}
+ROW = {"deleted": False, "version": 1, "timestamp": NOON, "epoch": 1}
+LETTER = DeadLetter(id="0" * 32, code=10_300, at=NOON, **TEXTS, **PLACE, **ROW)
 
 
 @pytest.mark.parametrize(

@@ -17,6 +17,7 @@ from iscp_dagster.model.declared.schema import (
     Struct,
     parse_name,
 )
+from support.lake.row_writer import make_fields
 
 LONG, TEXT = Primitive("long"), Primitive("string")
 
@@ -26,15 +27,9 @@ def make_field(name, type_, physical=""):
 
 
 # The types in a file, and the column as it is declared now.
-OLD_INNER = Struct((make_field("a", LONG), make_field("dropped", TEXT)))
-OLD = Struct(
-    (
-        make_field("n", LONG),
-        make_field("inner", OLD_INNER),
-        make_field("many", Array(element=OLD_INNER)),
-        make_field("by", Map(key=TEXT, value=OLD_INNER)),
-    )
-)
+OLD_INNER = Struct(make_fields(a="long", dropped="string"))
+OLD_NESTED = {"many": Array(element=OLD_INNER), "by": Map(key=TEXT, value=OLD_INNER)}
+OLD = Struct(make_fields(n="long", inner=OLD_INNER, **OLD_NESTED))
 NEW_INNER = Struct((make_field("added", TEXT), make_field("A", LONG, physical="a")))
 NEW = Struct(
     (

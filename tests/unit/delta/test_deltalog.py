@@ -47,7 +47,7 @@ from iscp_dagster.model.errors import (
 from iscp_dagster.model.moment import START, Moment
 from support.clients.scripts import run_script
 from support.errors import assert_names, raises_naming
-from support.jobs.one_table import name_dead_store
+from support.jobs.one_table import METADATA, name_dead_store
 
 FEED = {"delta.enableChangeDataFeed": "true"}
 TENANT = {"name": "tenant", "type": "string", "nullable": True, "metadata": {}}
@@ -88,16 +88,8 @@ class Table:
 
     def metadata(self, fields=(TENANT, KEY), partition=("tenant",), properties=FEED):
         schema = json.dumps({"type": "struct", "fields": list(fields)})
-        return {
-            "metaData": {
-                "id": self.id,
-                "format": {"provider": "parquet", "options": {}},
-                "schemaString": schema,
-                "partitionColumns": list(partition),
-                "configuration": properties,
-                "createdTime": 1,
-            }
-        }
+        own = {"id": self.id, "schemaString": schema, "partitionColumns": list(partition)}
+        return {"metaData": METADATA["metaData"] | own | {"configuration": properties}}
 
     def commit(self, *actions, info=None):
         self.version += 1

@@ -89,12 +89,9 @@ class Location:
         """Materialize these assets, or all, for the tenant; return those that the run reported."""
         keys = [self.key(name) for name in names]
         job = self.defs.resolve_job_def("sync_shop_orders")
-        run = job.execute_in_process(
-            instance=self.instance,
-            partition_key=tenant,
-            asset_selection=keys or None,
-            raise_on_error=not fails,
-        )
+        options = {"instance": self.instance, "partition_key": tenant}
+        options |= {"asset_selection": keys or None, "raise_on_error": not fails}
+        run = job.execute_in_process(**options)
         assert run.success is not fails
         events = run.get_asset_materialization_events()
         return [event.asset_key.path[1].removeprefix("orders_") for event in events]
@@ -244,16 +241,14 @@ def fail_job(name, tenant, code=10_100):
 
     def fail(its):
         for outcomes in iterate_by_hand(its):
-            yield [
-                FailedStep(
-                    claim=SimpleNamespace(key=outcome.job.key, name=outcome.job.name),
-                    code=code,
-                    message="gone",
-                )
-                if (outcome.job_name, outcome.tenant) == (name, tenant)
-                else outcome
-                for outcome in outcomes
-            ]
+            yield [to_failed(each) if is_it(each) else each for each in outcomes]
+
+    def is_it(outcome):
+        return (outcome.job_name, outcome.tenant) == (name, tenant)
+
+    def to_failed(outcome):
+        claim = SimpleNamespace(key=outcome.job.key, name=outcome.job.name)
+        return FailedStep(claim=claim, code=code, message="gone")
 
     return fail
 

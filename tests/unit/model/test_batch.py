@@ -95,15 +95,11 @@ def test_the_page_has_the_table_that_the_code_decides_by():
         "|---|---|---|---|---|",
     ]
     for case, ends in DOCUMENTED.items():
-        decisions = [
-            decide(
-                None if case.startswith("none") else make_record(phase),
-                make_range(ends),
-                tolerate_state_mismatch=case.endswith("tolerated"),
-                repeatable=repeatable,
-            )
-            for phase, repeatable in DOCUMENTED_PHASES
-        ]
+        decisions, tolerated = [], case.endswith("tolerated")
+        for phase, repeatable in DOCUMENTED_PHASES:
+            record = None if case.startswith("none") else make_record(phase)
+            options = {"tolerate_state_mismatch": tolerated, "repeatable": repeatable}
+            decisions.append(decide(record, make_range(ends), **options))
         name = case.partition(":")[0].partition(",")[0]
         assert name == "cropped" or {each.case.value for each in decisions} == {name}
         lines.append(f"| {case} | {make_range(ends)} | {' | '.join(map(list_steps, decisions))} |")

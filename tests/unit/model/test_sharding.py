@@ -30,6 +30,7 @@ from iscp_dagster.planning.job_specs import add_shard, make_job_spec, make_job_s
 from iscp_dagster.sync.deployment import Deployment
 from support.errors import raises_naming
 from support.jobs.log_rows import log_in_memory
+from support.jobs.one_table import make_variables
 
 BY_ID = {"hash_function": "cityHash64", "key": ["id"]}
 BY_NAME = {"hash_function": "cityHash64", "key": ["name"]}
@@ -324,12 +325,8 @@ def test_tables_of_one_name_do_not_share_a_database_that_a_url_names():
 
 
 def test_the_deployment_of_an_environment_has_its_servers(tmp_path):
-    environ = {
-        "CLICKHOUSE_URLS": "http://one:1 http://two:2",
-        "SPARK_REMOTE": "sc://127.0.0.1:9",
-        "ISCP_LOG_URL": f"sqlite:///{tmp_path / 'log.sqlite'}",
-        "ISCP_LAKE": str(tmp_path),
-    }
+    servers = {"CLICKHOUSE_URL": "", "CLICKHOUSE_URLS": "http://one:1 http://two:2"}
+    environ = make_variables(tmp_path) | servers
     deployment = open_deployment(environ)
     assert [each.host for each in deployment.endpoints] == ["one", "two"]
     assert deployment.endpoint == deployment.endpoints[0]

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from iscp_dagster.joblog.iterations import Iteration
 from iscp_dagster.model.jobs import Job, JobStatus
 from iscp_dagster.model.moment import START, Moment
-from iscp_dagster.model.states import Event, JobState
+from iscp_dagster.model.states import JobState
 from iscp_dagster.planning import joining
 from iscp_dagster.planning.joining import MOST_BYTES, DueIteration, join_iterations, split_iteration
 from support.jobs.log_rows import T0, key, name, spec
@@ -31,9 +31,6 @@ def due(tenant, since, start, *, to=END, names=("mirror",), priority=0, began=No
             watermark=Moment(since) if since >= 0 else START,
             status=JobStatus(start_at=None if began is None else T0 + timedelta(seconds=began)),
             create_at=T0,
-            seq=0,
-            happened=Event.REGISTER,
-            changed_at=T0,
         )
         for each in names
     ]

@@ -200,24 +200,12 @@ def end_scan(state, *claims, **written):
 
 TENANTS = [f"t{number}" for number in range(12)]
 JOBS = ["mirror", "text"]
-ACTIONS = st.sampled_from(
-    [
-        (BatchAction.INSERT,),
-        (BatchAction.REPLAY, BatchAction.INSERT),
-        (BatchAction.SKIP,),
-        (BatchAction.DEAD_LETTER, BatchAction.INSERT),
-    ]
-)
-CODES = {
-    POISON: SourceError.code,
-    STOPS: SchemaError.code,
-    TAKEN: FenceError.code,
-    LOST: FenceError.code,
-    LATE: FenceError.code,
-    RAISES: SourceError.code,
-    RECORDED: FenceError.code,
-    WRONG: SchemaError.code,
-}
+ALONE = [(BatchAction.INSERT,), (BatchAction.SKIP,)]
+INSERTING = [(first, BatchAction.INSERT) for first in (BatchAction.REPLAY, BatchAction.DEAD_LETTER)]
+ACTIONS = st.sampled_from(ALONE + INSERTING)
+CODES = dict.fromkeys((TAKEN, LOST, LATE, RECORDED), FenceError.code)
+CODES |= dict.fromkeys((POISON, RAISES), SourceError.code)
+CODES |= dict.fromkeys((STOPS, WRONG), SchemaError.code)
 
 
 @st.composite

@@ -31,17 +31,13 @@ OTHERS_ACCEPTED = EndpointHealth(failing_since=NOON - timedelta(minutes=1))
 
 
 def decide(answer, *, attempt=1, first=None, health=None, random=0.5, events=1):
+    """Return the outcome of an answer that came at noon."""
     health = (health or EndpointHealth()).count_answer(answer, NOON)
-    outcome = decide_outcome(
-        answer,
-        attempt=attempt,
-        first_failure=first,
-        health=health,
-        now=NOON,
-        rules=RULES,
-        random=random,
-        events=events,
-    )
+    asked = {"attempt": attempt, "first_failure": first, "health": health, "events": events}
+    return decide_outcome(answer, **asked, now=NOON, rules=RULES, random=random)
+
+
+def describe(outcome):
     after = f"in {(outcome.next_at - NOON).total_seconds():g} s" if outcome.next_at else "-"
     change = f"{outcome.change.value}: {outcome.reason}" if outcome.change else "-"
     return f"{outcome.verdict.value:<11}{after:<14}{change}".rstrip()
@@ -55,7 +51,7 @@ def render_table():
 
     def add(label, answer, **options):
         answer = EndpointAnswer(status=answer) if isinstance(answer, int) else answer
-        lines.append(f"{label:<34}{decide(answer, **options)}")
+        lines.append(f"{label:<34}{describe(decide(answer, **options))}")
 
     begin("The first attempt")
     for status in SINGLE:
@@ -112,15 +108,9 @@ def test_only_a_retry_has_a_next_time_neither_at_once_nor_after_the_longest_wait
     status, attempt, hours, retry_after, random
 ):
     answer = EndpointAnswer(status=status, retry_after=retry_after)
-    outcome = decide_outcome(
-        answer,
-        attempt=attempt,
-        first_failure=NOON - timedelta(hours=hours),
-        health=EndpointHealth(failing_since=NOON - timedelta(hours=1)).count_answer(answer, NOON),
-        now=NOON,
-        rules=RULES,
-        random=random,
-    )
+    first = NOON - timedelta(hours=hours)
+    health = EndpointHealth(failing_since=NOON - timedelta(hours=1))
+    outcome = decide(answer, attempt=attempt, first=first, health=health, random=random)
     assert (outcome.next_at is not None) == (outcome.verdict is MessageVerdict.AGAIN)
     assert answer.accepted == (outcome.verdict is MessageVerdict.DELIVERED)
     if outcome.next_at is not None:

@@ -113,6 +113,13 @@ def test_what_is_young_not_declared_here_or_cannot_be_read_stays(world, tmp_path
     away = [replace(world.source, path=str(tmp_path / "unmounted"))]
     assert world.collect(sources=away) == 0
     assert world.log_rows() == ["eu", "us"]
+    # A row that nothing keeps any more goes.
+    assert world.collect() == 0
+    without = [replace(world.source, indexes=[])]
+    assert world.garbage(sources=without) == [("eu", "nothing")]
+    assert world.collect(sources=without) == 1
+    assert world.garbage(sources=without) == []
+    assert (world.log_rows(), world.tenants()) == (["us"], {"us"})
 
 
 def test_the_data_of_a_row_that_stays_is_dropped_once_for_each_registration(world):
@@ -137,16 +144,6 @@ def test_the_data_of_a_row_that_stays_is_dropped_once_for_each_registration(worl
     assert world.collect() == 0
     assert world.sql(f"SHOW TABLES FROM {world.database}") == []
     assert (world.garbage(), world.log_rows()) == ([], ["eu", "us"])
-
-
-def test_a_row_that_nothing_keeps_any_more_goes(world):
-    world.unregister("eu")
-    assert world.collect() == 0
-    without = [replace(world.source, indexes=[])]
-    assert world.garbage(sources=without) == [("eu", "nothing")]
-    assert world.collect(sources=without) == 1
-    assert world.garbage(sources=without) == []
-    assert (world.log_rows(), world.tenants()) == (["us"], {"us"})
 
 
 def test_the_number_of_statements_does_not_depend_on_tenants(world, monkeypatch):

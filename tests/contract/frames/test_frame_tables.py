@@ -146,11 +146,9 @@ def test_unsigned_numbers_within_others_keep_their_values(whole):
     assert read_rows(whole, "list, large, pair, place.x, sizes['s']") == [
         ([200, 255], [200, 255], [200, 255], 255, [Decimal(2**64 - 1)])
     ]
-
-
-def test_a_map_whose_values_are_never_null_keeps_its_type(whole):
+    # A map whose values are never null keeps its type.
     type_ = pa.map_(pa.string(), pa.field("value", pa.uint8(), nullable=False))
-    whole.replace(pa.table({"sizes": pa.array([[("s", 200)]], type_)}), run_id="one")
+    whole.replace(pa.table({"sizes": pa.array([[("s", 200)]], type_)}), run_id="two")
     assert read_rows(whole, "toTypeName(sizes), sizes['s']") == [("Map(String, Int16)", 200)]
 
 

@@ -199,17 +199,6 @@ def count_searches(corpus: Corpus) -> int:
     return int(corpus.endpoint.get_client().query(sql).result_rows[0][0])
 
 
-def test_deleted_neighbours_leave_their_places_to_live_ones(endpoint):
-    corpus = Corpus(endpoint=endpoint, metric="l2", dimension=2)
-    ids = np.arange(1_000)
-    corpus.put("a", ids, np.stack([ids % 97, ids % 31], axis=1))
-    measured = corpus.measure([5, 5])
-    corpus.delete("a", [row for row in ids if measured[row] < 3])
-    check_rows(corpus, [5, 5], 3)
-    corpus.merge()
-    check_rows(corpus, [5, 5], 3)
-
-
 def test_neighbours_of_many_rows_are_live_and_near(endpoint):
     """Rows are updated and deleted, most of them near to a query, in several parts and one."""
     random = np.random.default_rng(7)

@@ -91,12 +91,6 @@ def moment(version: int) -> Moment:
     return START if version < 0 else Moment(version, version * HOURS + 1)
 
 
-def test_what_was_never_written_is_not_there(store, key):
-    assert store.read([key]) == {}
-    assert store.read([]) == {}
-    assert store.write_many([]) == {}
-
-
 def test_what_is_written_is_read_back_exactly_by_every_store(make, key):
     layout = {
         "partitions": 2,
@@ -116,18 +110,15 @@ def test_what_is_written_is_read_back_exactly_by_every_store(make, key):
     assert (record.range.from_.micros, record.range.to.micros) == (3 * HOURS + 1, 7 * HOURS + 1)
 
 
-@pytest.mark.parametrize("parts", ODD_KEYS, ids=range(len(ODD_KEYS)))
-def test_any_name_is_a_key_of_its_own(store, parts):
-    odd = make_key(**parts)
-    plain = replace(odd, tenant="acme", job_name="mirror", registration=7)
-    first = store.write(odd, batch(to=1), holder="r1", expected=None)
-    assert store.read([odd, plain]) == {odd: first}
-    second = store.write(odd, batch(to=2), holder="r1", expected=first)
-    assert store.read([odd]) == {odd: second}
-    assert store.forget([odd]) == 1
-
-
-def test_names_that_read_alike_when_joined_are_apart(store, key):
+def test_any_name_is_a_key_of_its_own(store, key):
+    for odd in (make_key(**parts) for parts in ODD_KEYS):
+        plain = replace(odd, tenant="acme", job_name="mirror", registration=7)
+        first = store.write(odd, batch(to=1), holder="r1", expected=None)
+        assert store.read([odd, plain]) == {odd: first}
+        second = store.write(odd, batch(to=2), holder="r1", expected=first)
+        assert store.read([odd]) == {odd: second}
+        assert store.forget([odd]) == 1
+    # So are names that read alike when joined.
     other = replace(key, tenant="acme" + key.table_id[:1], table_id=key.table_id[1:])
     store.write(key, batch(), holder="r1", expected=None)
     assert store.read([other]) == {}
@@ -148,22 +139,18 @@ def test_a_write_onto_what_was_never_there_is_refused(store, key):
     assert store.read([key]) == {}
 
 
-@pytest.mark.parametrize(
-    "other",
-    [
+def test_what_is_seen_must_be_there_down_to_the_microsecond(store, key):
+    held = store.write(key, batch(n=1), holder="r1", expected=None)
+    for other in (
         {"holder": "r2"},
         {"fence": 2},
         {"record": batch(phase=Phase.AFTER, n=1)},
         {"record": batch(n=2)},
         {"record": replace(batch(n=1), range=Range(from_=START, to=Moment(5, 1)))},
-    ],
-    ids=["holder", "fence", "phase", "layout", "microseconds"],
-)
-def test_what_is_seen_must_be_there_down_to_the_microsecond(store, key, other):
-    held = store.write(key, batch(n=1), holder="r1", expected=None)
-    with pytest.raises(FenceError):
-        store.write(key, batch(to=9), holder="r1", expected=replace(held, **other))
-    assert is_same(store.read([key])[key], held)
+    ):
+        with pytest.raises(FenceError):
+            store.write(key, batch(to=9), holder="r1", expected=replace(held, **other))
+        assert is_same(store.read([key])[key], held), other
 
 
 def test_a_run_that_was_taken_over_can_neither_write_nor_bring_its_state_back(store, key):
@@ -198,6 +185,10 @@ def test_a_write_may_be_made_again_when_its_answer_was_lost(make, key):
         assert make().read([key]) == {key: first}
         held = first
     assert held.fence == 2
+    # To make the store ready again keeps what is there.
+    store = make()
+    store.ensure()
+    assert store.read([key]) == {key: held}
 
 
 def test_what_differs_from_a_write_that_went_through_is_another_write(store, key):
@@ -218,6 +209,8 @@ def test_two_registrations_of_a_job_are_apart(store, key):
 
 
 def test_what_is_forgotten_is_gone_and_may_begin_anew(store, key):
+    """So is what was never written."""
+    assert store.read([key]) == store.read([]) == store.write_many([]) == {}
     assert store.forget([key]) == 0
     assert store.forget([]) == 0
     held = store.write(key, batch(), holder="r1", expected=None)
@@ -294,13 +287,6 @@ def test_a_key_is_made_of_what_can_be_stored(parts):
         make_key(**parts)
     with raises_naming(ConfigError, "holder"):
         StateWrite(key=make_key(), record=batch(), holder="", expected=None)
-
-
-def test_making_it_ready_again_keeps_what_is_there(make, key):
-    held = make().write(key, batch(), holder="r1", expected=None)
-    store = make()
-    store.ensure()
-    assert store.read([key]) == {key: held}
 
 
 def test_threads_of_one_store_take_each_fence_once(store, key):

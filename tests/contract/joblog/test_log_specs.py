@@ -118,16 +118,30 @@ def test_a_resumed_or_interrupted_job_does_not_wait_for_what_failed_before(log):
     assert log.find_job(key()).status.attempts == 0
 
 
-def test_another_consumer_gets_all_rows_anew(log):
-    at(log, 5, key("rests"), key("runs"), key("waits"))
-    (claim,) = log.claim_jobs(over(key("runs"), start=5, to=9), "run-1", LAYOUT)
-    log.enqueue(over(key("waits"), start=5, to=7), "run-2")
-    for job in ("rests", "runs", "waits"):
-        log.update("acme", name(job), SpecUpdate(columns=("b",)))
-    for job in map(log.find_job, (key("rests"), key("waits"))):
+def rebuild(log, keys):
+    assert log.rebuild([*keys, key("other")]) == tuple(sorted(keys))
+
+
+def change_columns(log, keys):
+    for each in keys:
+        log.update("acme", name(each.job_name), SpecUpdate(columns=("b",)))
+
+
+@pytest.mark.parametrize("ask", [rebuild, change_columns])
+def test_a_rebuilt_job_or_one_of_another_consumer_gets_all_rows_anew(log, ask):
+    """After what runs, and at once where nothing does."""
+    rests, runs, waits = keys = (key("rests"), key("runs"), key("waits"))
+    at(log, 5, *keys)
+    (claim,) = log.claim_jobs(over(runs, start=5, to=9), "run-1", LAYOUT)
+    log.enqueue(over(waits, start=5, to=7), "run-2")
+    ask(log, keys)
+    for job in map(log.find_job, (rests, waits)):
         assert (job.watermark, job.rebuild) == (START, False)
+    assert log.find_job(runs).watermark == moment(5)
+    with raises_naming(FenceError, "'waits'", -1, 5):
+        log.claim_jobs(over(waits, start=5, to=7), "run-2", LAYOUT)
     complete(log, claim, moment(9), {})
-    assert (log.find_job(key("runs")).watermark, log.find_job(key("runs")).batch) == (START, None)
+    assert (log.find_job(runs).watermark, log.find_job(runs).batch) == (START, None)
 
 
 def test_pausing_is_kept_until_resumed(log):
@@ -256,20 +270,6 @@ def test_tenants_that_lack_rows_of_their_consumer_are_known(log):
     assert log.find_unbuilt_tenants(name("other")) == frozenset()
     log.unregister("c", name("index"))
     assert log.find_unbuilt_tenants(name("index")) == {key("index").tenant, "b"}
-
-
-def test_a_job_is_rebuilt_after_what_runs_and_at_once_where_nothing_does(log):
-    at(log, 5, key("rests"), key("runs"), key("waits"))
-    (claim,) = log.claim_jobs(over(key("runs"), start=5, to=7), "run-1", LAYOUT)
-    log.enqueue(over(key("waits"), start=5, to=7), "run-2")
-    keys = (key("rests"), key("runs"), key("waits"))
-    assert log.rebuild([*keys, key("other")]) == tuple(sorted(keys))
-    versions = {k.job_name: log.find_job(k).watermark.version for k in keys}
-    assert versions == {"rests": -1, "runs": 5, "waits": -1}
-    with raises_naming(FenceError, "'waits'", -1, 5):
-        log.claim_jobs(over(key("waits"), start=5, to=7), "run-2", LAYOUT)
-    complete(log, claim, moment(7), {})
-    assert log.find_job(key("runs")).watermark == START
 
 
 def test_jobs_of_a_table_that_is_gone_are_stopped_whatever_they_do(log):

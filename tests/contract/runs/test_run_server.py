@@ -248,17 +248,13 @@ def test_a_run_whose_job_no_longer_exists_fails_at_its_start(served):
     assert not (served.folder / "written").exists()
 
 
-def test_a_run_is_started_once_however_often_it_is_launched(served):
+def test_a_run_is_started_once_and_any_process_may_cancel_it(served, monkeypatch):
     run, process = served.launch_waiting()
     (served.folder / "waiting").unlink()
     served.launch(run)
     assert served.knows(run)
     assert served.list_processes() == {process}
     assert not (served.folder / "waiting").exists()
-
-
-def test_any_process_may_cancel_a_run(served, monkeypatch):
-    run, process = served.launch_waiting()
     # As on the command line, which has no socket set.
     monkeypatch.delenv(SOCKET_VARIABLE)
     assert served.launcher.terminate(run)
@@ -327,10 +323,6 @@ def test_a_run_whose_process_is_killed_ends_at_once(served, canceling, status):
     assert served.status(other) is DagsterRunStatus.STARTED
 
 
-def test_a_run_of_a_code_server_counts_as_running(served):
-    assert served.health(served.create_run("writing")) is WorkerStatus.RUNNING
-
-
 def test_without_a_server_the_code_server_starts_runs_and_one_warning_is_given(served, caplog):
     served.launch_new("writing")
     assert served.end(signal.SIGTERM) == 0
@@ -389,13 +381,23 @@ def test_silent_callers_hold_up_nobody_and_are_hung_up_on(served):
     served.end(signal.SIGKILL)
 
 
-def test_a_request_may_come_in_pieces(served):
+def test_a_request_of_the_user_may_come_in_pieces_and_a_wrong_one_is_not_answered(served):
+    assert stat.S_IMODE(Path(served.socket).stat().st_mode) == 0o600
     request = json.dumps({"what": PING, "until": time.monotonic() + SECONDS}).encode() + b"\n"
     with connect(served.socket, 1) as (caller,):
         for piece in (request[:5], request[5:-1], request[-1:]):
             caller.sendall(piece)
             assert served.answers()
         assert json.loads(caller.recv(100)) == {"known": False}
+    for request in (
+        *(b"", b"\n", b"{", b"[]\n", b'{"what": "start"}\n', b'{"what": "ping", "until": "x"}\n'),
+        *(json.dumps({"what": "x" * server.LONGEST}).encode() + b"\n", b"\xff\xfe\n"),
+    ):
+        with connect(served.socket, 1) as (caller,):
+            caller.sendall(request)
+            caller.shutdown(socket.SHUT_WR)
+            assert caller.recv(100) == b"", request[:100]
+        assert served.answers()
 
 
 def test_a_run_keeps_no_caller_of_its_server_waiting(served):
@@ -406,7 +408,11 @@ def test_a_run_keeps_no_caller_of_its_server_waiting(served):
 
 
 def test_a_healthy_run_stays_so_where_its_server_is_not_seen(served):
-    """As where the daemon is on another machine, or in another container."""
+    """As where the daemon is on another machine, or in another container.
+
+    A run of a code server has no server at all.
+    """
+    assert served.health(served.create_run("writing")) is WorkerStatus.RUNNING
     run, process = served.launch_waiting()
     path, lock = Path(served.socket), Path(served.socket + ".lock")
     name = lock.read_text()
@@ -490,22 +496,6 @@ def test_a_run_that_cannot_even_begin_leaves_the_server_as_it_was(served):
     ask(served.socket, what=START, run="none", arguments='{"no": "run"}')
     wait_for(lambda: not served.knows("none"), SECONDS)
     served.await_status(served.launch_new("writing"))
-
-
-def test_a_wrong_request_is_not_answered_and_harms_nobody(served):
-    for request in (
-        *(b"", b"\n", b"{", b"[]\n", b'{"what": "start"}\n', b'{"what": "ping", "until": "x"}\n'),
-        *(json.dumps({"what": "x" * server.LONGEST}).encode() + b"\n", b"\xff\xfe\n"),
-    ):
-        with connect(served.socket, 1) as (caller,):
-            caller.sendall(request)
-            caller.shutdown(socket.SHUT_WR)
-            assert caller.recv(100) == b"", request[:100]
-        assert served.answers()
-
-
-def test_only_its_user_reaches_the_socket(served):
-    assert stat.S_IMODE(Path(served.socket).stat().st_mode) == 0o600
 
 
 def test_the_modules_of_a_server_start_no_thread_of_python(shared):

@@ -10,6 +10,7 @@ from typing import ClassVar
 import pytest
 import sqlalchemy as sa
 from deltalake import DeltaTable
+from test_consumers import InOneTransaction
 
 from iscp_dagster import FullText, Mirror, Vector
 from iscp_dagster.clickhouse.connect.endpoint import ClickHouseEndpoint
@@ -146,6 +147,10 @@ def test_rows_that_are_refused_stop_their_tenants_alone(deployment):
         }
         message = next(each.message for each in outcomes if isinstance(each, FailedStep))
         assert table.source.name in message
+        # What was served of them still is.
+        served = table.query("SELECT DISTINCT tenant, id FROM {vector}")
+        of_bad = {row for row in served if row[0] in BAD_ROWS}
+        assert of_bad == ({(tenant, 1) for tenant in BAD_ROWS} if id_ == 3 else set())
         # Each tenant is charged its own rows.
         held = [job.status.counts for job in table.jobs() if job.key.tenant not in BAD_ROWS]
         assert {counts["inserted"] for counts in held} == {1}
@@ -395,7 +400,7 @@ class Particular:
 def particular(deployment, monkeypatch):
     """Give a function that makes a table with a mirror and a user's consumer for each tenant."""
 
-    def make(tenants, kind=Particular, **likes):
+    def make(tenants, kind=Particular, options=None, **likes):
         for name, value in likes.items():
             monkeypatch.setattr(Particular, name, value)
         monkeypatch.setattr(Particular, "calls", 0)
@@ -404,7 +409,11 @@ def particular(deployment, monkeypatch):
         fill(table, tenants, 1, 2)
         source = table.source
         info = ConsumerInfo(
-            type=f"{__name__}:{kind.__name__}", db=source.database, table=source.table, job="own"
+            type=f"{kind.__module__}:{kind.__name__}",
+            db=source.database,
+            table=source.table,
+            job="own",
+            options=options or {},
         )
         spec = JobSpec(detail=IterationDetail(consumer=info))
         name = JobID(db=source.database, table=source.table, job="own")
@@ -461,42 +470,17 @@ def test_beside_a_consumer_of_the_user_s_a_twin_makes_its_tenant_alone_be_read_w
     assert plans(outcomes) == kinds
 
 
-class InOneTransaction:
-    """Moves its watermarks itself, and loses one tenant's job before it does."""
-
-    url = ""
-    lose = staticmethod(lambda: None)
-
-    def __init__(self, source, info):
-        self.engine = sa.create_engine(self.url)
-
-    def consume(self, retriever):
-        rows, done = Counter(), False
-        while not done:
-            upserts, _, done = retriever.next()
-            rows.update(
-                {t: each.num_rows for t, each in retriever.split_by_tenant(upserts).items()}
-            )
-        type(self).lose()
-        with self.engine.begin() as connection:
-            connection.exec_driver_sql("CREATE TABLE IF NOT EXISTS mine (tenant TEXT, n INTEGER)")
-            for tenant, number in rows.items():
-                values = {"tenant": tenant, "n": number}
-                connection.execute(sa.text("INSERT INTO mine VALUES (:tenant, :n)"), values)
-            retriever.update_watermark(connection)
-
-
 def test_a_job_lost_at_the_watermark_stops_alone(particular, monkeypatch, tmp_path):
-    table = particular(SOME, kind=InOneTransaction)
+    url = f"sqlite:///{tmp_path / 'iscp_log.sqlite'}"
+    table = particular(SOME, kind=InOneTransaction, options={"url": url})
     log = table.deployment.log
     own = [j.key for j in table.jobs() if (j.key.tenant, j.key.job_name) == (BAD, "own")]
-    monkeypatch.setattr(InOneTransaction, "url", f"sqlite:///{tmp_path / 'iscp_log.sqlite'}")
     monkeypatch.setattr(InOneTransaction, "lose", staticmethod(lambda: log.cancel(own)))
     outcomes = table.run(table.iteration(*SOME))
     assert ended(table, outcomes) == {(BAD, "own"): errors.FenceError.code}
-    with sa.create_engine(InOneTransaction.url).connect() as connection:
-        held = connection.exec_driver_sql("SELECT tenant, n FROM mine ORDER BY 1").all()
-    assert held == [(tenant, 2) for tenant in SOME if tenant != BAD]
+    with sa.create_engine(url).connect() as connection:
+        held = connection.exec_driver_sql("SELECT * FROM mine ORDER BY 1, 2").all()
+    assert held == [(tenant, id_) for tenant in SOME if tenant != BAD for id_ in (1, 2)]
 
 
 def test_a_tenant_that_has_values_of_an_earlier_column_stops_alone(deployment, monkeypatch):

@@ -147,13 +147,20 @@ def test_a_run_that_is_overtaken_before_it_reads_the_epoch_writes_nothing(table,
 
 
 @pytest.mark.parametrize(
-    ("kind", "when"), [("keyed", "before its heir"), ("append-only", "after its heir")]
+    ("kind", "left", "when"),
+    [
+        ("keyed", "rows", "before its heir"),
+        ("append-only", "rows", "after its heir"),
+        ("keyed", "no rows", "after its heir"),
+    ],
 )
 def test_a_snapshot_that_is_put_in_place_when_its_claim_is_lost_is_not_what_stays(
-    deployment, monkeypatch, kind, when
+    deployment, monkeypatch, kind, left, when
 ):
     """The run still had its claim when it last looked, just before."""
     table, replaced = make_table(deployment, kind), IndexStore.publish_tenants
+    if left == "no rows":
+        table.sql("DELETE FROM {t}")
     with closing(one_by_one(deployment, table.source, table.iteration("a"), run_id="late")) as run:
         late = next(run)
 

@@ -298,9 +298,7 @@ def test_the_graph_shows_lineage_tenants_kinds_and_owners(locate):
     assert (text.owners, vector.tags["model"]) == (["team:words"], "toy")
     sensor = location.defs.resolve_sensor_def("iscp_runner")
     assert sensor.default_status is dg.DefaultSensorStatus.RUNNING
-
-
-def test_a_table_without_tenants_has_one_partition(locate):
+    # A table without tenants has one partition.
     location = locate(tenant=None, load=load)
     node = location.defs.resolve_asset_graph().get(location.keys[0])
     assert node.partitions_def.get_partition_keys() == ["default"]
@@ -351,10 +349,22 @@ def test_from_loading_the_source_to_served_indexes(locate):
         assert columns["id"].type == "Int64"
     quiet = location.tick()
     assert (quiet.run_requests, list(quiet.asset_events)) == ([], [])
+    # A load that leaves a tenant as it was leaves its indexes fresh.
+    location.table.insert(9, tenant="b")
+    location.follow()
+    before = location.table.version
+    location.run([get_source_asset_key(location.source)], "a")
+    assert location.table.version > before
+    location.table.sql("OPTIMIZE {t}")
+    location.run([get_source_asset_key(location.source)], "a")
+    location.follow()
+    assert location.status("a") == location.status("b") == {StaleStatus.FRESH}
+    location.table.check()
 
 
 def test_a_partition_that_is_behind_shows_as_such_until_it_is_materialized(locate):
-    location = locate(load=load, indexes=[Mirror()])
+    """Whoever is ahead of the runner is not behind its news."""
+    location = locate(load=load)
     location.table.create()
     location.table.insert(1, tenant="a")
     location.table.insert(1, tenant="b")
@@ -374,6 +384,26 @@ def test_a_partition_that_is_behind_shows_as_such_until_it_is_materialized(locat
     # The run that the runner asked for finds its jobs taken, and ends quietly.
     (request,) = found.run_requests
     assert location.materializations(location.requested(request)) == []
+    location.table.check()
+    # One index alone is materialized before the runner has seen the commits.
+    location.table.insert(3, tenant="a")
+    location.table.insert(2, tenant="b")
+    one, *rest = location.keys
+    location.run([one], "a")
+    assert location.status("a", [one]) == {StaleStatus.FRESH}
+    assert location.status("a", rest) == {StaleStatus.STALE}
+    assert location.table.query("SELECT count() FROM {mirror}") == [(4,)]
+    assert location.table.query("SELECT count() FROM {vector}") == [(3,)]
+    found = location.tick()
+    assert location.status("a", [one]) == {StaleStatus.FRESH}
+    for request in found.run_requests:
+        location.requested(request)
+    location.follow()
+    assert location.status("a") == location.status("b") == {StaleStatus.FRESH}
+    location.table.insert(4, tenant="a")
+    location.run(location.keys, "a")
+    location.tick()
+    assert location.status("a") == {StaleStatus.FRESH}
     location.table.check()
 
 
@@ -412,6 +442,26 @@ def test_tenants_in_buckets_show_as_buckets(locate):
     assert location.status(odd) == {StaleStatus.FRESH}
     assert location.data_versions(even) == {str(location.table.version)}
     location.table.check()
+    # A bucket is stale until each of its tenants is in step.
+    location.table.insert(5, tenant="c")
+    location.table.sql("INSERT INTO {t} VALUES ('a', 5, 'x', array(1, 2, 3))")
+    (request,) = location.tick().run_requests
+    failed = location.run(None, None, request.tags, job_name=request.job_name, fails=True)
+    mirror, vector = location.keys
+    assert location.status(odd) == {StaleStatus.FRESH}
+    assert location.status(even, [mirror]) == {StaleStatus.FRESH}
+    assert location.status(even, [vector]) == {StaleStatus.STALE}
+    (event,) = [
+        event.materialization
+        for event in location.materializations(failed)
+        if (event.materialization.asset_key, event.partition) == (vector, even)
+    ]
+    assert event.metadata["tenants_in_error"].value == 1
+    assert event.metadata["oldest_watermark"].value < event.metadata["to_version"].value
+    location.table.sql("DELETE FROM {t} WHERE id = 5 AND tenant = 'a'")
+    location.run(location.keys, even)
+    assert location.status(even) == {StaleStatus.FRESH}
+    location.table.check()
 
 
 IN_BUCKETS = {
@@ -421,76 +471,6 @@ IN_BUCKETS = {
     "tenants_behind": 0,
     "read": "tail: 1 tenants",
 }
-
-
-def test_a_bucket_is_stale_until_each_of_its_tenants_is_in_step(locate):
-    location = locate(buckets=2)
-    location.table.create()
-    for tenant in "abc":
-        location.table.insert(1, tenant=tenant)
-    location.follow()
-    location.table.insert(2, tenant="c")
-    location.table.sql("INSERT INTO {t} VALUES ('a', 2, 'x', array(1, 2, 3))")
-    (request,) = location.tick().run_requests
-    failed = location.run(None, None, request.tags, job_name=request.job_name, fails=True)
-    mirror, vector = location.keys
-    assert location.status("bucket-1") == {StaleStatus.FRESH}
-    assert location.status("bucket-0", [mirror]) == {StaleStatus.FRESH}
-    assert location.status("bucket-0", [vector]) == {StaleStatus.STALE}
-    (event,) = [
-        event.materialization
-        for event in location.materializations(failed)
-        if (event.materialization.asset_key, event.partition) == (vector, "bucket-0")
-    ]
-    assert event.metadata["tenants_in_error"].value == 1
-    assert event.metadata["oldest_watermark"].value < event.metadata["to_version"].value
-    location.table.sql("DELETE FROM {t} WHERE id = 2 AND tenant = 'a'")
-    location.run(location.keys, "bucket-0")
-    assert location.status("bucket-0") == {StaleStatus.FRESH}
-    location.table.check()
-
-
-def test_whoever_is_ahead_of_the_runner_is_not_behind_its_news(location_of_two):
-    location = location_of_two
-    location.table.insert(1, tenant="a")
-    location.follow()
-    location.table.insert(2, tenant="a")
-    location.table.insert(1, tenant="b")
-    one, *rest = location.keys
-    location.run([one], "a")
-    assert location.status("a", [one]) == {StaleStatus.FRESH}
-    assert location.status("a", rest) == {StaleStatus.STALE}
-    assert location.table.query("SELECT count() FROM {mirror}") == [(2,)]
-    assert location.table.query("SELECT count() FROM {vector}") == [(1,)]
-    found = location.tick()
-    assert location.status("a", [one]) == {StaleStatus.FRESH}
-    for request in found.run_requests:
-        location.requested(request)
-    location.follow()
-    assert location.status("a") == location.status("b") == {StaleStatus.FRESH}
-    location.table.insert(3, tenant="a")
-    location.run(location.keys, "a")
-    location.tick()
-    assert location.status("a") == {StaleStatus.FRESH}
-    location.table.check()
-
-
-def test_a_load_that_leaves_a_tenant_as_it_was_leaves_its_indexes_fresh(locate):
-    location = locate(load=load, indexes=[Mirror()], tenants=lambda: ["a", "b"])
-    location.tick()
-    for tenant in ("a", "b"):
-        location.run([get_source_asset_key(location.source)], tenant)
-    location.follow()
-    location.table.insert(9, tenant="b")
-    location.follow()
-    before = location.table.version
-    location.run([get_source_asset_key(location.source)], "a")
-    assert location.table.version > before
-    location.table.sql("OPTIMIZE {t}")
-    location.run([get_source_asset_key(location.source)], "a")
-    location.follow()
-    assert location.status("a") == location.status("b") == {StaleStatus.FRESH}
-    location.table.check()
 
 
 def range_tags(first, last=None, **more):
@@ -795,29 +775,6 @@ def test_of_many_tenants_in_a_run_one_that_is_refused_fails_it_and_others_are_fr
         assert location.status(tenant) == {StaleStatus.FRESH}
 
 
-def test_without_a_key_a_run_of_many_reads_one_tenant_after_the_other(locate):
-    location = locate(key=(), indexes=[Mirror(append=True)])
-    location.table.create()
-    for tenant in "abc":
-        location.table.insert(1, 2, tenant=tenant)
-    (request,) = location.tick().run_requests
-    location.requested(request)
-    for tenant in "abc":
-        location.table.insert(3, tenant=tenant)
-    (request,) = location.tick().run_requests
-    assert request.tags[TENANT_COUNT_TAG] == "3"
-    done = location.requested(request)
-    shown = [each.materialization.metadata for each in location.materializations(done)]
-    assert [each["rows_inserted"].value for each in shown] == 3 * [1]
-    view = f"{location.source.database}.people_mirror"
-    assert location.table.query(f"SELECT tenant, count() FROM {view} GROUP BY 1 ORDER BY 1") == [
-        ("a", 3),
-        ("b", 3),
-        ("c", 3),
-    ]
-    assert {location.status(tenant).pop() for tenant in "abc"} == {StaleStatus.FRESH}
-
-
 def states(location):
     return {job.key.job_name: job.state for job in location.table.jobs()}
 
@@ -867,32 +824,23 @@ def test_a_job_that_no_index_declares_runs_beside_those_that_one_does(location):
     location.table.check()
 
 
-def test_the_flush_is_a_job_that_a_schedule_starts_and_a_person_may(location):
-    location.table.insert(1)
-    location.table.insert(1, tenant="b")
-    location.follow()
-    location.table.insert(2)
-    location.follow()
-    assert {job.watermark.version for job in location.table.jobs()} == {2, 3}
-    result = location.job("iscp_flush_watermarks")
-    assert result.success
-    assert {job.watermark.version for job in location.table.jobs()} == {3}
-    assert {job.status.to.version for job in location.table.jobs()} == {2, 3}
-    location.table.check()
-    schedule = location.defs.resolve_schedule_def("iscp_flush_watermarks_hourly")
-    assert (schedule.cron_schedule, schedule.job_name) == ("7 * * * *", "iscp_flush_watermarks")
-    # Garbage collection runs once an hour, too.
-    schedule = location.defs.resolve_schedule_def("iscp_collect_garbage_hourly")
-    assert (schedule.cron_schedule, schedule.job_name) == ("17 * * * *", "iscp_collect_garbage")
-
-
-def test_runs_are_pruned_and_each_partition_keeps_its_latest_materialization(location):
+def test_watermarks_are_flushed_and_runs_pruned_by_jobs_that_a_person_may_start_too(location):
+    """Each partition keeps its latest materialization."""
     for tenant in "ab":
         location.table.insert(1, tenant=tenant)
     location.follow()
     for number in (2, 3):
         location.table.insert(number)
         location.follow()
+    assert {job.watermark.version for job in location.table.jobs()} == {2, 4}
+    assert location.job("iscp_flush_watermarks").success
+    assert {job.watermark.version for job in location.table.jobs()} == {4}
+    assert {job.status.to.version for job in location.table.jobs()} == {2, 4}
+    location.table.check()
+    # Garbage is collected once an hour, too.
+    for minute, name in ((7, "iscp_flush_watermarks"), (17, "iscp_collect_garbage")):
+        schedule = location.defs.resolve_schedule_def(f"{name}_hourly")
+        assert (schedule.cron_schedule, schedule.job_name) == (f"{minute} * * * *", name)
     by_hand = location.run(location.keys, "b")
     instance, name = location.instance, get_partitions_name(location.source)
     before = {key: instance.get_materialized_partitions(key) for key in location.keys}

@@ -116,11 +116,15 @@ def test_every_hour_what_a_dead_run_did_not_report_is_reported(locate, monkeypat
     location = locate(load=load, indexes=[Mirror()])
     with monkeypatch.context() as patch:
         patch.setattr(reporting, "build_materializations", dying)
-        of_many(location, "abcd", fails=True)
+        _, failed = of_many(location, "abcd", fails=True)
     location.table.sql(f"INSERT INTO {{t}} VALUES {rows(2, tenant='b')}")
     location.run(location.keys, "c")
     location.table.insert(2, tenant="d")
     location.follow()
+    with monkeypatch.context() as patch:
+        # As if the run still worked: then it reports for itself.
+        patch.setattr(reporting, "ACTIVE_STATUSES", [dg.DagsterRunStatus.FAILURE])
+        assert materialized(location, location.job(REPORT)) == {}
     reported = location.job(REPORT)
     # b has changed since; what it serves is reported as it is.
     assert materialized(location, reported)["a"] == 1
@@ -128,6 +132,7 @@ def test_every_hour_what_a_dead_run_did_not_report_is_reported(locate, monkeypat
     assert "d" not in materialized(location, reported)
     assert statuses(location, "abcd") == dict.fromkeys("abcd", FRESH)
     assert materialized(location, location.job(REPORT)) == {}
+    assert materialized(location, failed) == {}
     schedule = location.defs.resolve_schedule_def(f"{REPORT}_hourly")
     assert (schedule.cron_schedule, schedule.job_name) == ("37 * * * *", REPORT)
 
@@ -149,18 +154,6 @@ def test_what_is_reported_late_of_a_tenant_that_changed_since_shows_as_behind(lo
     assert location.status("b", [mirror]) == FRESH
     assert location.status("b", [vector]) == STALE, "it is in error, and serves the first row"
     assert materialized(location, location.job(REPORT)) == {}
-
-
-def test_a_run_at_work_reports_for_itself(locate, monkeypatch):
-    location = locate(indexes=[Mirror()])
-    with monkeypatch.context() as patch:
-        patch.setattr(reporting, "build_materializations", dying)
-        _, failed = of_many(location, fails=True)
-    monkeypatch.setattr(reporting, "ACTIVE_STATUSES", [dg.DagsterRunStatus.FAILURE])
-    assert materialized(location, location.job(REPORT)) == {}
-    monkeypatch.undo()
-    assert materialized(location, location.job(REPORT)) == dict.fromkeys("abc", 1)
-    assert materialized(location, failed) == {}
 
 
 def test_when_dagster_is_told_the_rows_are_served_and_no_claim_is_left(locate, monkeypatch):
@@ -278,13 +271,8 @@ def test_by_hand_what_another_run_is_writing_is_left_out_and_named(locate):
     log.cancel(iteration.jobs)
     location.run(location.keys, None, range_tags("a", "c"))
     location.table.check()
-
-
-def test_by_hand_of_one_tenant_the_jobs_that_no_run_has_are_done(locate):
-    location = locate()
-    of_many(location, "ab")
-    location.table.insert(2, tenant="a")
-    log = location.table.deployment.log
+    # Of one tenant, the jobs that no run has are done.
+    location.table.insert(3, tenant="a")
     held = [job.key for job in location.table.jobs() if job.key.tenant == "a"][:1]
     whole = location.table.iteration("a")
     log.claim_jobs(type(whole)(**vars(whole) | {"jobs": tuple(held)}), "another run", {})

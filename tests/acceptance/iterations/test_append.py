@@ -109,7 +109,8 @@ def test_several_are_one_scan_each_charged_and_cut_as_it_is_alone(events, monkey
     events.follow()
     for number, tenant in enumerate(SOME, 1):
         add(events, *(f"new {n % 2}" for n in range(number)), "new", tenant=tenant)
-    outcomes = events.run(events.iteration(*SOME))
+    (due,) = events.look().dispatches
+    outcomes = events.run(due.iteration, queued_as=due.name)
     assert len({id(each.written.request) for each in outcomes}) == 1
     assert [each.inserted for each in outcomes if each.job_name == "mirror"] == [2, 3, 4]
     assert {each.written.chunks for each in outcomes} == {1 + 1 + 2}

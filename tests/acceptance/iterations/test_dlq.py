@@ -106,21 +106,26 @@ def lose_files(table, tenant="a"):
     lake.vacuum(0, enforce_retention_duration=False, dry_run=False)
 
 
-def follow_lost_batch(table):
-    """Have a run die whose changes nobody can read again; return the next iteration's outcomes."""
+def lose_batch(table, *, written=False):
+    """Have a run die whose changes nobody can read again, before another commit."""
     table.insert(1)
     table.follow()
     table.insert(2, 3)
-    run_until_crash(table, table.iteration("a"), CrashPoint("after", "claim_jobs"))
+    if written:
+        found = one_by_one(table.deployment, table.source, table.iteration("a"), run_id="dead")
+        assert next(found).inserted == 2
+        found.close()
+    else:
+        run_until_crash(table, table.iteration("a"), CrashPoint("after", "claim_jobs"))
     table.deployment.log.recover_run_jobs({"dead"})
     lose_files(table)
     table.insert(4)
-    return table.follow()
 
 
 def test_a_batch_of_an_earlier_registration_is_not_replayed(deployment, dlq):
     table = Table.make(deployment, Mirror(append=True, errors="dead_letter"), key=())
-    follow_lost_batch(table)
+    lose_batch(table)
+    table.follow()
     (job,) = table.jobs()
     deployment.log.unregister("a", job.name)
     again = NewJob(tenant="a", name=job.name, table_id=job.key.table_id, spec=job.spec)
@@ -134,7 +139,8 @@ def test_a_batch_of_an_earlier_registration_is_not_replayed(deployment, dlq):
 def test_a_batch_that_cannot_be_read_again_is_set_aside_and_the_rest_goes_on(deployment, dlq):
     index = Mirror(append=True, errors="dead_letter")
     table = Table.make(deployment, index, FullText("name", append=True), key=())
-    outcomes = follow_lost_batch(table)
+    lose_batch(table)
+    outcomes = table.follow()
     # Its sibling may be rebuilt, and is.
     assert {(each.claim.key.job_name, each.plan.kind) for each in outcomes} == {
         ("mirror", ReadKind.TAIL),
@@ -219,13 +225,7 @@ def test_a_batch_that_is_gone_is_not_set_aside_by_a_run_that_is_overtaken(
     deployment, dlq, monkeypatch
 ):
     table = Table.make(deployment, Mirror(append=True, errors="dead_letter"), key=())
-    table.insert(1)
-    table.follow()
-    table.insert(2, 3)
-    run_until_crash(table, table.iteration("a"), CrashPoint("after", "claim_jobs"))
-    deployment.log.recover_run_jobs({"dead"})
-    lose_files(table)
-    table.insert(4)
+    lose_batch(table)
     take_over = IndexStore.take_over
 
     def late(store, *given):
@@ -244,15 +244,7 @@ def test_a_batch_that_is_gone_is_not_set_aside_by_a_run_that_is_overtaken(
 
 def test_a_batch_that_is_gone_and_whose_letter_is_dropped_stays_as_it_is(deployment, dlq):
     table = Table.make(deployment, Mirror(append=True, errors="dead_letter"), key=())
-    table.insert(1)
-    table.follow()
-    table.insert(2, 3)
-    found = one_by_one(deployment, table.source, table.iteration("a"), run_id="dies")
-    assert next(found).inserted == 2
-    found.close()
-    deployment.log.recover_run_jobs({"dies"})
-    lose_files(table)
-    table.insert(4)
+    lose_batch(table, written=True)
     table.follow()
     # Every row had been written, but only a person can know that.
     assert [each for each in table.verdicts() if not each.agrees] == []

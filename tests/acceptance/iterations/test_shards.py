@@ -7,9 +7,10 @@ from uuid import uuid4
 
 import dagster as dg
 import pytest
+from test_generations import api
 
 from iscp_dagster import FullText, Mirror
-from iscp_dagster.api.jobs import ALL_TENANTS, Jobs
+from iscp_dagster.api.jobs import ALL_TENANTS
 from iscp_dagster.clickhouse.connect.endpoint import ClickHouseEndpoint, parse_endpoints
 from iscp_dagster.clickhouse.tables.generations import IndexGenerations
 from iscp_dagster.clickhouse.write.inserts import ATTEMPTS
@@ -76,10 +77,6 @@ def later(table):
     """Return the table at a time when every wait after a failure is over."""
     clock = lambda: get_utc_now() + timedelta(days=2)  # noqa: E731
     return replace(table, deployment=replace(table.deployment, clock=clock))
-
-
-def api(table):
-    return Jobs(deployment=table.deployment, sources=[table.source], cancel_runs=lambda _: None)
 
 
 def name(table, job):
@@ -274,34 +271,6 @@ def is_up_alone(table):
         assert not up or job.watermark.version == table.version
 
 
-def test_what_was_written_before_a_crash_is_not_written_twice(deployment):
-    table = sharded(deployment, Mirror(sharding=BY_ID))
-    table.insert(*range(40))
-    table.follow()
-    table.insert(*range(40, 90))
-    table.sql("DELETE FROM {t} WHERE id % 7 = 0")
-    mortal = replace(
-        table,
-        deployment=replace(
-            deployment, log=CrashingProxy(deployment.log, CrashPoint("before", "complete"))
-        ),
-    )
-    with pytest.raises(Crash):
-        mortal.run(table.iteration("a"), "dead")
-    # Both shards already have their rows, but neither watermark has moved.
-    assert len(held(table, 0)) + len(held(table, 1)) == table.sql("SELECT count(*) FROM {t}")[0][0]
-    before = [stored(table, shard) for shard in (0, 1)]
-    assert len(deployment.log.recover_run_jobs({"dead"})) == 2
-    table.follow()
-    check(table)
-    # Without FINAL: the tokens dropped the repeated chunks.
-    assert [stored(table, shard) for shard in (0, 1)] == before
-
-
-def stored(table, shard):
-    return held(table, shard, "SELECT count() FROM {view}__rows")
-
-
 def test_another_number_of_shards_stops_the_jobs_until_they_are_built_anew(deployment):
     index = Mirror(sharding=BY_ID)
     one = on(Table.make(deployment), deployment, 1, index)
@@ -364,7 +333,7 @@ def test_what_one_shard_gets_late_changes_nothing(deployment, servers):
             check(table)
 
 
-def test_a_shard_that_is_built_but_not_served_is_served_by_the_hourly_job(table):
+def test_the_hourly_jobs_serve_a_shard_that_is_built_and_drop_the_data_of_dropped_ones(table):
     table.insert(*range(20))
     table.follow()
     api(table).rebuild_job(ALL_TENANTS, name(table, "mirror_shard_1"))
@@ -376,7 +345,16 @@ def test_a_shard_that_is_built_but_not_served_is_served_by_the_hourly_job(table)
     assert set(tables(table, 1).values()) == {0, 1}
     assert serve_all(table.deployment, [table.source]).indexes == [name(table, "mirror_shard_1")]
     assert set(tables(table, 1).values()) == {1}
+    assert serve_all(table.deployment, [table.source]).indexes == []
     check(table)
+    for job in ("mirror_shard_0", "mirror_shard_1"):
+        assert api(table).unregister_job(ALL_TENANTS, name(table, job)) is True
+    deployment = later(table).deployment
+    without = [replace(table.source, indexes=[])]
+    found = find_garbage(deployment, without)
+    assert [each.scope for each in found] == ["table", "table"]
+    assert delete_garbage(deployment, without, found) == 2
+    assert (tables(table, 0), tables(table, 1)) == ({}, {})
 
 
 def test_what_was_not_sharded_becomes_so_and_its_job_takes_no_shard_along(deployment):
@@ -403,19 +381,6 @@ def test_what_was_not_sharded_becomes_so_and_its_job_takes_no_shard_along(deploy
     assert delete_garbage(deployment, [table.source], found) == 1
     assert find_letters(deployment, [whole.source]) == []
     check(table)
-
-
-def test_the_data_of_dropped_shards_goes_from_each_server(table):
-    table.insert(*range(20))
-    table.follow()
-    for job in ("mirror_shard_0", "mirror_shard_1"):
-        assert api(table).unregister_job(ALL_TENANTS, name(table, job)) is True
-    deployment = later(table).deployment
-    without = [replace(table.source, indexes=[])]
-    found = find_garbage(deployment, without)
-    assert [each.scope for each in found] == ["table", "table"]
-    assert delete_garbage(deployment, without, found) == 2
-    assert (tables(table, 0), tables(table, 1)) == ({}, {})
 
 
 def test_a_shard_whose_server_is_named_no_more_is_forgotten_without_it(table):

@@ -276,12 +276,7 @@ def test_a_store_that_does_not_answer_is_said_of_the_jobs_which_come_again(event
     assert job.batch is None
     events.materialize()
     check(events)
-
-
-def test_the_state_of_a_job_that_is_collected_is_forgotten(events):
-    add(events, 1)
-    events.follow()
-    (job,) = events.jobs()
+    # The state of a job that is collected is forgotten.
     assert events.deployment.open_state_store().read([make_state_key(job)])
     events.deployment.log.unregister(job.key.tenant, job.name, job.key.table_id)
     found = find_garbage(events.deployment, [events.source], retention=timedelta(seconds=-60))

@@ -417,23 +417,6 @@ class TestRows:
         with raises_naming(SchemaError, "'_Version'"):
             table.selection(columns=("k", "_Version"))
 
-    def test_composite_keys_odd_names_and_nested_values(self, table):
-        table.keys = ("k 1", "k.2")
-        table.create(
-            MAPPED, "tenant STRING, `k 1` INT, `k.2` DATE, m MAP<STRING, ARRAY<INT>>, b BINARY"
-        )
-        table.write("""INSERT INTO {t} VALUES
-            ('a', 1, date'2024-01-01', map('x', array(1)), X'00'),
-            ('a', 1, date'2024-01-02', map('x', array(2)), X'01')""")
-        table.write("UPDATE {t} SET b = X'FF' WHERE `k.2` = date'2024-01-02'")
-        selection = table.selection(columns=("m", "b"))
-        log = table.log
-        rows = read_changes(table.spark, selection, log.get_moment(0), log.get_moment(2)).collect()
-        assert sorted((row["k.2"].day, row.m, bytes(row.b)) for row in rows) == [
-            (1, {"x": [1]}, b"\0"),
-            (2, {"x": [2]}, b"\xff"),
-        ]
-
     def test_without_a_tenant_column(self, table):
         table.tenant_column = None
         table.create(columns="k BIGINT, v STRING")

@@ -58,7 +58,8 @@ def make_row(tenant, number):
 
 def test_any_names_are_built_changed_and_verified(spark_deployment, kept_spark):
     assert not any(is_reserved(name) or name in RESERVED_COLUMNS for name in OTHERS)
-    indexes = [Mirror(), FullText(list(OTHERS[:3])), Vector(VECTOR, dimension=2)]
+    words = list(OTHERS[:3])
+    indexes = [Mirror(), FullText(words, columns=words), Vector(VECTOR, dimension=2)]
     source = SourceTable("odd.select", key=KEYS, tenant=TENANT, indexes=indexes)
     table = Table(spark_deployment, source)
     delta = quote_identifier("delta", table.path)

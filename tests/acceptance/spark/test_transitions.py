@@ -82,7 +82,7 @@ def test_rows_are_the_same_however_the_range_is_cut(spark, table):
     last = model.gap[0]
     for stages, view, columns, number_of_cuts in (
         ((), all_of, None, 0),
-        ((BIG, HUGE), huge, None, 2),
+        ((BIG, HUGE), huge, None, 1),
         ((), amounts, ("amount",), 0),
     ):
         read = read_of(spark, table, ImageSource(stages=stages, columns=columns))

@@ -145,9 +145,9 @@ class Scheduled(Deployed):
         entries = self.table.deployment.log.read_history(tenant=tenant, name=named)
         return min(entry.at for entry in entries if entry.to_state is JobState.RUNNING)
 
-    def await_state(self, name: str, tenant: str, state: JobState, table: str = "rows") -> None:
+    def await_state(self, name: str, tenant: str, state: JobState) -> None:
         def is_so() -> bool:
-            job = self.job(name, tenant, table)
+            job = self.job(name, tenant)
             return job is not None and job.state is state
 
         wait_for(is_so, SECONDS, self.told)

@@ -124,19 +124,16 @@ def test_any_name_is_a_key_of_its_own(store, key):
     assert store.read([other]) == {}
 
 
-def test_each_write_grows_the_fence_by_one(store, key):
+def test_a_write_onto_what_was_never_there_is_refused_and_others_grow_the_fence(store, key):
+    imagined = StoredState(record=batch(), fence=1, holder="old")
+    with raises_naming(FenceError, key.table_id, "fence 1", "old", "nothing"):
+        store.write(key, batch(to=6), holder="old", expected=imagined)
+    assert store.read([key]) == {}
     held = None
     for number in range(1, 6):
         held = store.write(key, batch(number, number + 1), holder=f"r{number % 2}", expected=held)
         assert (held.fence, held.holder) == (number, f"r{number % 2}")
         assert store.read([key]) == {key: held}
-
-
-def test_a_write_onto_what_was_never_there_is_refused(store, key):
-    imagined = StoredState(record=batch(), fence=1, holder="old")
-    with raises_naming(FenceError, key.table_id, "fence 1", "old", "nothing"):
-        store.write(key, batch(to=6), holder="old", expected=imagined)
-    assert store.read([key]) == {}
 
 
 def test_what_is_seen_must_be_there_down_to_the_microsecond(store, key):

@@ -186,8 +186,8 @@ def test_a_column_without_values_has_the_type_that_the_table_has(table):
 
 
 @pytest.mark.parametrize("column", ["two words", "o'dd \\ `column`", "a.b", "7", "tag"])
-def test_the_column_of_partitions_may_have_any_name(table, column):
-    named = replace(table, partition=column, order_by=())
+def test_the_column_of_partitions_may_have_any_name_and_the_table_one_with_a_dot(table, column):
+    named = replace(table, name=f"sums.{column[0]}", partition=column, order_by=())
     for amount in (1, 2):
         named.replace(pa.table({column: ["acme"], "n": [amount]}), partitions=["acme"], run_id="x")
     assert read_rows(named, "n") == [(2,)]
@@ -217,12 +217,6 @@ def test_a_run_may_write_more_partitions_than_an_insert_may(table):
     rows = [(f"t{number:03}", MONDAY, number) for number in range(150)]
     table.replace(frame(*rows), partitions=[tenant for tenant, *_ in rows], run_id="one")
     assert read_rows(table) == rows
-
-
-def test_a_table_may_have_a_dot_in_its_name(table):
-    dotted = replace(table, name="daily.sums")
-    dotted.replace(frame(*ACME), partitions=["acme"], run_id="one")
-    assert read_rows(dotted) == ACME
 
 
 def test_what_a_dead_attempt_staged_is_dropped_a_day_later(table, monkeypatch):

@@ -239,13 +239,17 @@ def test_each_run_has_a_process_of_its_own_and_the_current_code(served):
         assert (served.folder / "written").read_text() == f"{served.pid} {text}"
 
 
-def test_a_run_whose_job_no_longer_exists_fails_at_its_start(served):
+def test_a_run_that_cannot_begin_fails_at_its_start_and_leaves_the_server_as_it_was(served):
+    ask(served.socket, what=START, run="none", arguments='{"no": "run"}')
+    wait_for(lambda: not served.knows("none"), SECONDS)
     (served.folder / "written").unlink(missing_ok=True)
     run = served.create_run("writing")
     served.write_module(MODULE.replace("writing", "batch_writing"))
     served.launch(run)
     served.await_status(run, DagsterRunStatus.FAILURE)
     assert not (served.folder / "written").exists()
+    served.write_module(MODULE)
+    served.await_status(served.launch_new("writing"))
 
 
 def test_a_run_is_started_once_and_any_process_may_cancel_it(served, monkeypatch):
@@ -490,12 +494,6 @@ def test_a_server_that_hangs_starts_nothing_once_nobody_waits_any_more(served, m
     wait_for(served.answers, SECONDS)
     assert not served.knows(run)
     assert served.status(run) is DagsterRunStatus.STARTING
-
-
-def test_a_run_that_cannot_even_begin_leaves_the_server_as_it_was(served):
-    ask(served.socket, what=START, run="none", arguments='{"no": "run"}')
-    wait_for(lambda: not served.knows("none"), SECONDS)
-    served.await_status(served.launch_new("writing"))
 
 
 def test_the_modules_of_a_server_start_no_thread_of_python(shared):

@@ -182,6 +182,8 @@ def check_tenant(tenant: Any) -> str:
 
 def is_name(tenant: str) -> bool:
     """Whether databases can store and index the text as a tenant's name."""
+    if tenant.isascii():
+        return "\0" not in tenant and len(tenant) <= TENANT_BYTES
     return to_sql_text(tenant) == tenant and len(tenant.encode()) <= TENANT_BYTES
 
 

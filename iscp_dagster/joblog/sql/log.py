@@ -26,7 +26,7 @@ from iscp_dagster.joblog.sql.job_history import (
     read_run_tenants,
     read_usage,
 )
-from iscp_dagster.joblog.sql.rows import read_jobs, to_row
+from iscp_dagster.joblog.sql.rows import read_jobs, select_jobs, to_row
 from iscp_dagster.joblog.sql.standing import (
     delete_standing,
     insert_standing,
@@ -266,7 +266,7 @@ class SqlLog:
         include_dropped: bool = False,
     ) -> list[Job]:
         """The rows that match, ordered by key; None matches all."""
-        query = sa.select(ISCP_LOG).where(
+        query = select_jobs().where(
             *match_value(COLUMNS.table_id, table_id),
             *match_value(COLUMNS.tenant, tenant),
             *match_value(COLUMNS.job_state, state),
@@ -284,7 +284,7 @@ class SqlLog:
 
     def find_job(self, key: JobKey) -> Job | None:
         """The live job; None if there is none."""
-        query = sa.select(ISCP_LOG).where(is_one_of(self.engine.dialect, [key]), LIVE)
+        query = select_jobs().where(is_one_of(self.engine.dialect, [key]), LIVE)
         with self._begin_transaction(writes=False) as connection:
             return next(read_jobs(connection.execute(query)), None)
 
@@ -336,7 +336,7 @@ class SqlLog:
         That is the enqueued one, without the jobs that others took since. Jobs that must be rebuilt
         since then form a second one, from START.
         """
-        query = sa.select(ISCP_LOG).where(*_match_queued(run_id), LIVE).order_by(*KEY)
+        query = select_jobs().where(*_match_queued(run_id), LIVE).order_by(*KEY)
         with self._begin_transaction(writes=False) as connection:
             return iterations.group_queued_jobs(read_jobs(connection.execute(query)))
 
@@ -638,7 +638,7 @@ class SqlLog:
 
     def list_dropped(self, before: datetime) -> list[Job]:
         """The rows dropped before that time, ordered by key."""
-        query = sa.select(ISCP_LOG).where(COLUMNS.drop_at < before).order_by(*KEY)
+        query = select_jobs().where(COLUMNS.drop_at < before).order_by(*KEY)
         with self._begin_transaction(writes=False) as connection:
             return list(read_jobs(connection.execute(query)))
 

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
+from datetime import datetime, timezone
 from functools import lru_cache
 from typing import Any, Generic, TypeVar
 
 import sqlalchemy as sa
 
 from iscp_dagster.joblog.history import HistoryEntry
+from iscp_dagster.joblog.sql.tables import ISCP_LOG
 from iscp_dagster.model.batch import BatchRecord, Phase, Range
 from iscp_dagster.model.jobs import Job, JobID, JobKey, JobStatus
 from iscp_dagster.model.moment import Moment
@@ -71,9 +74,20 @@ def find_changed_fields(changes: Iterable[tuple[Job, Job]]) -> list[str]:
     ]
 
 
+def select_jobs() -> sa.Select[Any]:
+    """Whole rows, for `read_jobs`.
+
+    Their values are as the driver returns them: SQLAlchemy would convert those that rows have in
+    common for each row anew.
+    """
+    return sa.select(
+        *(sa.type_coerce(column, sa.types.NULLTYPE).label(column.key) for column in ISCP_LOG.c)
+    )
+
+
 def read_jobs(rows: Iterable[sa.Row[Any]]) -> Iterator[Job]:
-    """The jobs of rows that have the columns of `to_row`, in order."""
-    specs, statuses = _LastParsed(JobSpec.from_json), _LastParsed(JobStatus.from_json)
+    """The jobs of selected rows, in order."""
+    specs, statuses = _LastParsed(_parse_spec), _LastParsed(_parse_status)
     batches = _LastParsed(_parse_batch)
     for row in rows:
         batch = row.batch_phase, row.batch_from, row.batch_to, row.batch_layout
@@ -85,16 +99,16 @@ def read_jobs(rows: Iterable[sa.Row[Any]]) -> Iterator[Job]:
             state=JobState(row.job_state),
             watermark=Moment.parse(row.watermark),
             status=statuses.parse(row.job_name, row.job_status),
-            create_at=row.create_at,
-            drop_at=row.drop_at,
+            create_at=_parse_time(row.create_at),
+            drop_at=_parse_optional_time(row.drop_at),
             seq=row.seq,
             run_id=row.run_id,
             batch=batches.parse(row.job_name, batch),
             queued_to=None if row.queued_to is None else Moment.parse(row.queued_to),
-            paused_at=row.paused_at,
-            rebuild=row.rebuild,
-            changed_at=row.changed_at,
-            collected_at=row.collected_at,
+            paused_at=_parse_optional_time(row.paused_at),
+            rebuild=bool(row.rebuild),
+            changed_at=_parse_optional_time(row.changed_at),
+            collected_at=_parse_optional_time(row.collected_at),
         )
 
 
@@ -118,12 +132,37 @@ class _LastParsed(Generic[Value]):
 _make_job_id = lru_cache(lambda db, table, job: JobID(db=db, table=table, job=job))
 
 
+@lru_cache
+def _parse_time(value: str | datetime) -> datetime:
+    """The time; SQLite keeps it as text without a time zone."""
+    if isinstance(value, str):
+        return datetime.fromisoformat(value).replace(tzinfo=timezone.utc)
+    return value.astimezone(timezone.utc)
+
+
+def _parse_optional_time(value: str | datetime | None) -> datetime | None:
+    return None if value is None else _parse_time(value)
+
+
+def _parse_json(value: Any) -> Any:
+    """The JSON value; SQLite keeps it as text."""
+    return json.loads(value) if isinstance(value, str) else value
+
+
+def _parse_spec(value: Any) -> JobSpec:
+    return JobSpec.from_json(_parse_json(value))
+
+
+def _parse_status(value: Any) -> JobStatus:
+    return JobStatus.from_json(_parse_json(value))
+
+
 def _parse_batch(columns: tuple[str | None, str, str, Any]) -> BatchRecord | None:
     phase, from_, to, layout = columns
     if phase is None:
         return None
     range_ = Range(from_=Moment.parse(from_), to=Moment.parse(to))
-    return BatchRecord(range=range_, phase=Phase(phase), layout=layout)
+    return BatchRecord(range=range_, phase=Phase(phase), layout=_parse_json(layout))
 
 
 def to_entry_row(entry: HistoryEntry) -> dict[str, Any]:

@@ -9,7 +9,13 @@ from typing import Any
 import sqlalchemy as sa
 
 from iscp_dagster.joblog.history import HistoryEntry
-from iscp_dagster.joblog.sql.rows import find_changed_fields, read_jobs, to_entry_row, to_row
+from iscp_dagster.joblog.sql.rows import (
+    find_changed_fields,
+    read_jobs,
+    select_jobs,
+    to_entry_row,
+    to_row,
+)
 from iscp_dagster.joblog.sql.tables import ISCP_LOG, ISCP_LOG_EVENTS
 from iscp_dagster.model.errors import FenceError
 from iscp_dagster.model.jobs import Job, JobID, JobKey
@@ -73,7 +79,7 @@ def lock(connection: sa.Connection, where: Sequence[sa.ColumnElement[bool]]) -> 
 def _select_for_update(
     connection: sa.Connection, where: Sequence[sa.ColumnElement[bool]]
 ) -> dict[JobKey, Job]:
-    query = sa.select(ISCP_LOG).where(*where).order_by(*KEY).with_for_update()
+    query = select_jobs().where(*where).order_by(*KEY).with_for_update()
     return {job.key: job for job in read_jobs(connection.execute(query))}
 
 
@@ -94,7 +100,7 @@ def find_latest_job(
 ) -> list[Job]:
     """A live job of that name, else the last dropped one; `except_tenant` is left out."""
     where = () if except_tenant is None else (COLUMNS.tenant != except_tenant,)
-    query = sa.select(ISCP_LOG).where(*match_name(None, name), *where)
+    query = select_jobs().where(*match_name(None, name), *where)
     order = (LIVE.desc(), COLUMNS.drop_at.desc())
     return list(read_jobs(connection.execute(query.order_by(*order).limit(1))))
 

@@ -196,7 +196,9 @@ class TableWatch:
         tenants = sorted(self.delta_log.list_tenants() if changed is None else changed)
         table_problems.check_sole(self.deployment, self.source, table_id, tenants)
         names = [name.job for name in list_table_specs(self.source, standing)]
-        self._register_jobs(table_id, tenants, standing, dict.fromkeys(names, before.moment))
+        known_jobs = self.deployment.log.list_known_jobs(table_id, tenants)
+        after_last_look = dict.fromkeys(names, before.moment)
+        self._register_jobs(table_id, tenants, standing, after_last_look, but=known_jobs)
         if self.oldest_written is None:
             job_versions = self.deployment.log.list_watermark_versions(table_id)
             self.oldest_written = min(

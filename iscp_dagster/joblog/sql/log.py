@@ -7,7 +7,7 @@ from contextlib import AbstractContextManager, contextmanager
 from dataclasses import replace
 from datetime import datetime
 from operator import itemgetter
-from typing import TypeVar
+from typing import Any, TypeVar
 
 import sqlalchemy as sa
 
@@ -275,10 +275,7 @@ class SqlLog:
         )
         jobs: list[Job] = []
         with self._begin_transaction(writes=False) as connection:
-            for portion in (
-                [None] if tenants is None else split_for_statements(sorted(set(tenants)))
-            ):
-                statement = query if portion is None else query.where(COLUMNS.tenant.in_(portion))
+            for statement in _split_by_tenants(query, tenants):
                 jobs += read_jobs(connection.execute(statement))
         return sorted(jobs, key=lambda job: job.key)
 
@@ -589,19 +586,23 @@ class SqlLog:
         query = names.where(COLUMNS.table_id == table_id, LIVE)
         table_names: set[tuple[str, str]] = set()
         with self._begin_transaction(writes=False) as connection:
-            for portion in (
-                [None] if tenants is None else split_for_statements(sorted(set(tenants)))
-            ):
-                statement = query if portion is None else query.where(COLUMNS.tenant.in_(portion))
+            for statement in _split_by_tenants(query, tenants):
                 table_names |= {(db, table) for db, table in connection.execute(statement)}
         return frozenset(table_names)
 
-    def list_known_jobs(self, table_id: str) -> frozenset[tuple[str, str]]:
-        """The (tenant, job name) of every row of the table, including dropped ones."""
-        query = sa.select(COLUMNS.tenant, COLUMNS.job_name)
+    def list_known_jobs(
+        self, table_id: str, tenants: Collection[str] | None = None
+    ) -> frozenset[tuple[str, str]]:
+        """The (tenant, job name) of every row of the table, of all tenants or of some.
+
+        Includes dropped ones.
+        """
+        query = sa.select(COLUMNS.tenant, COLUMNS.job_name).where(COLUMNS.table_id == table_id)
+        known_jobs: set[tuple[str, str]] = set()
         with self._begin_transaction(writes=False) as connection:
-            rows = connection.execute(query.where(COLUMNS.table_id == table_id))
-            return frozenset((tenant, name) for tenant, name in rows)
+            for statement in _split_by_tenants(query, tenants):
+                known_jobs |= {(tenant, name) for tenant, name in connection.execute(statement)}
+        return frozenset(known_jobs)
 
     def find_unsettled_tenants(self, table_id: str) -> frozenset[str]:
         """The tenants with a live job that is pending, running, canceled, or never synchronized."""
@@ -705,12 +706,7 @@ class SqlLog:
 
         # Sorted, so that two callers cannot deadlock.
         new_jobs = {key: self._make_job(fit_row(by_key[key], adopt=True)) for key in sorted(by_key)}
-        insert = insert_unless_live(self.engine.dialect, revive=revive)
-        inserted = connection.execute(insert, [to_row(job) for job in new_jobs.values()])
-        created = sorted(
-            JobKey(tenant=tenant, table_id=table_id, job_name=name)
-            for tenant, table_id, name in inserted
-        )
+        created = sorted(insert_unless_live(connection, list(new_jobs.values()), revive=revive))
         for key in created:
             # An existing row is unchanged; only new ones must fit.
             fit_row(by_key[key], adopt=adopt)
@@ -784,6 +780,17 @@ class SqlLog:
 
 def _match_queued(run_id: str) -> tuple[sa.ColumnElement[bool], ...]:
     return COLUMNS.run_id == run_id, COLUMNS.job_state == int(JobState.PENDING)
+
+
+def _split_by_tenants(
+    query: sa.Select[Any], tenants: Collection[str] | None
+) -> Iterator[sa.Select[Any]]:
+    """The query, or one for each portion of the tenants."""
+    if tenants is None:
+        yield query
+        return
+    for portion in split_for_statements(sorted(set(tenants))):
+        yield query.where(COLUMNS.tenant.in_(portion))
 
 
 def _read_names(connection: sa.Connection, where: Sequence[sa.ColumnElement[bool]]) -> list[JobID]:

@@ -80,9 +80,10 @@ def select_jobs() -> sa.Select[Any]:
     Their values are as the driver returns them: SQLAlchemy would convert those that rows have in
     common for each row anew.
     """
-    return sa.select(
-        *(sa.type_coerce(column, sa.types.NULLTYPE).label(column.key) for column in ISCP_LOG.c)
-    )
+    columns: list[sa.ColumnElement[Any]] = [
+        sa.type_coerce(column, sa.types.NULLTYPE).label(column.key) for column in ISCP_LOG.c
+    ]
+    return sa.select(*columns)
 
 
 def read_jobs(rows: Iterable[sa.Row[Any]]) -> Iterator[Job]:

@@ -7,6 +7,7 @@ from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, S
 from typing import Any
 
 import sqlalchemy as sa
+from sqlalchemy.dialects import postgresql, sqlite
 
 from iscp_dagster.joblog.history import HistoryEntry
 from iscp_dagster.joblog.sql.rows import (
@@ -38,17 +39,30 @@ LIVE = COLUMNS.drop_at.is_(None)
 IS_ACTIVE = COLUMNS.job_state.in_([int(state) for state in ACTIVE])
 
 
-def insert_unless_live(dialect: sa.Dialect, *, revive: bool) -> sa.Executable:
-    """Insert rows, or with `revive` replace dropped ones; returns the keys of the new rows."""
-    insert = make_insert(dialect, ISCP_LOG)
+def insert_unless_live(
+    connection: sa.Connection, jobs: Sequence[Job], *, revive: bool
+) -> Iterator[JobKey]:
+    """Insert the jobs' rows, or with `revive` replace dropped ones; yields the keys of new rows."""
+    for portion in split_for_statements(jobs):
+        rows = [to_row(job) for job in portion]
+        values = build_rows_table(connection.dialect, list(COLUMNS), rows)
+        # SQLite accepts `ON CONFLICT` after a SELECT only behind a WHERE.
+        query = sa.select(*values.c).where(sa.true())
+        insert = make_insert(connection.dialect, ISCP_LOG).from_select(list(COLUMNS), query)
+        for row in connection.execute(_resolve_conflicts(insert, revive=revive).returning(*KEY)):
+            yield JobKey(tenant=row.tenant, table_id=row.table_id, job_name=row.job_name)
+
+
+def _resolve_conflicts(
+    insert: sqlite.Insert | postgresql.Insert, *, revive: bool
+) -> sqlite.Insert | postgresql.Insert:
+    """Keep rows that exist, or with `revive` only live ones."""
     if not revive:
-        return insert.on_conflict_do_nothing().returning(*KEY)
+        return insert.on_conflict_do_nothing()
     names = {column.key for column in COLUMNS} - {column.key for column in KEY}
     assignments: dict[str, Any] = {name: insert.excluded[name] for name in names}
     assignments["seq"] = COLUMNS.seq + 1
-    return insert.on_conflict_do_update(
-        index_elements=list(KEY), set_=assignments, where=~LIVE
-    ).returning(*KEY)
+    return insert.on_conflict_do_update(index_elements=list(KEY), set_=assignments, where=~LIVE)
 
 
 def lock_jobs(connection: sa.Connection, keys: Sequence[JobKey]) -> dict[JobKey, Job]:

@@ -78,7 +78,7 @@ def _read_records(
     name: str,
 ) -> sa.TableValuedAlias:
     """The records that a function of PostgreSQL reads from a parameter."""
-    records = getattr(sa.func, function)(sa.cast(parameter, JSONB))
+    records: sa.Function[Any] = getattr(sa.func, function)(sa.cast(parameter, JSONB))
     return records.table_valued(*columns, name=name).render_derived(with_types=True)
 
 

@@ -460,6 +460,8 @@ def test_a_table_has_the_watermarks_and_names_of_its_live_jobs(log):
     assert log.list_tenants("t-1") == {"acme", "zed"}
     names = {("acme", name) for name in ("a", "b", "c", "dropped", "e")}
     assert log.list_known_jobs("t-1") == names | {("zed", "a")}
+    assert log.list_known_jobs("t-1", {"zed", "nobody"}) == {("zed", "a")}
+    assert log.list_known_jobs("t-1", set()) == frozenset()
 
 
 def test_idle_jobs_move_with_the_table(log):

@@ -15,6 +15,9 @@ ENDS = frozenset({Event.COMPLETE, Event.FAIL_TEMPORARY, Event.FAIL_PERMANENT})
 INTERRUPTIONS = frozenset({Event.CANCEL, Event.RECOVER, Event.STRAND})
 """The events that end a running iteration without a result."""
 
+COUNTED = ("inserted", "deleted", "bytes")
+"""The counts of a status that history keeps."""
+
 
 @dataclass(frozen=True, kw_only=True)
 class HistoryEntry:
@@ -87,9 +90,9 @@ def make_entry(before: Job | None, after: Job, *, at: datetime, actor: str) -> H
         return None
     state = None if before is None else before.state
     status, has_result = after.status, event in ENDS
-    ends_iteration = has_result or _is_interruption(state, event)
-    reports_status = has_result or (ends_iteration and event is Event.RECOVER)
-    counts = status.counts if ends_iteration else {}
+    has_ended = ends_iteration(state, event)
+    reports_status = has_result or (has_ended and event is Event.RECOVER)
+    counts = status.counts if has_ended else {}
     return HistoryEntry(
         at=at,
         key=after.key,
@@ -103,11 +106,14 @@ def make_entry(before: Job | None, after: Job, *, at: datetime, actor: str) -> H
         to=status.to if event in OF_A_RUN else None,
         code=status.code if reports_status else 0,
         message=status.message if reports_status else "",
-        inserted=counts.get("inserted", 0),
-        deleted=counts.get("deleted", 0),
-        bytes=counts.get("bytes", 0),
-        seconds=_compute_seconds(after) if ends_iteration else 0.0,
+        **{name: counts.get(name, 0) for name in COUNTED},
+        seconds=_compute_seconds(after) if has_ended else 0.0,
     )
+
+
+def ends_iteration(before: JobState | None, event: Event) -> bool:
+    """Whether the event ended an iteration, so that its entry has the iteration's counts."""
+    return event in ENDS or _is_interruption(before, event)
 
 
 def _is_interruption(before: JobState | None, event: Event) -> bool:

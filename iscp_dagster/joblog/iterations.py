@@ -74,16 +74,6 @@ def needs_own_scan(job: Job) -> bool:
     return get_consumer_kind(job.spec.detail.consumer.type).iterates_alone
 
 
-def group_queued_jobs(jobs: Iterable[Job]) -> tuple[Iteration, ...]:
-    """The iterations that pending jobs of `jobs` wait for, ordered by start version."""
-    groups: dict[tuple[int, Moment, str], list[Job]] = {}
-    for job in jobs:
-        if job.queued_to is not None:
-            group = job.watermark.version, job.queued_to, job.key.table_id
-            groups.setdefault(group, []).append(job)
-    return tuple(Iteration.from_jobs(groups[group], group[1]) for group in sorted(groups))
-
-
 @dataclass(frozen=True, kw_only=True)
 class EarlierBatches:
     """What claims need to know about earlier batches, besides the jobs' rows."""

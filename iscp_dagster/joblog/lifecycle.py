@@ -6,10 +6,9 @@ does not allow the event, the function raises and nothing changes.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterable, Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import replace
 from datetime import datetime
-from typing import TypeVar
 
 from iscp_dagster.joblog.iterations import (
     NO_EARLIER_BATCHES,
@@ -42,8 +41,6 @@ from iscp_dagster.model.jobs import ERROR_TEXT_LIMIT, Job, JobKey, JobStatus, Ne
 from iscp_dagster.model.moment import START, Moment
 from iscp_dagster.model.specs import JobSpec
 from iscp_dagster.model.states import Event, JobState, get_allowed_states, get_next_state
-
-Outcome = TypeVar("Outcome", WrittenStep, FailedStep)
 
 FIRST_PERMANENT = 10_000
 """Error codes from this one on are permanent; lower ones, from 1, are temporary."""
@@ -218,12 +215,12 @@ def claim_job(
 
 def advance_job(job: Job | None, claim: Claim, counts: Mapping[str, int]) -> tuple[Job, Claim]:
     """The claim's step completed: watermark moved, next step recorded as BEFORE."""
-    row = _check_fence(job, claim)
+    row = check_fence(job, claim)
     if claim.last:
         raise BatchError(f"Job {claim.key}: no step follows {claim.step.range}; complete it.")
     steps = claim.steps[1:]
     watermark = _get_later(row.watermark, claim.step.range.to)
-    status = replace(row.status, counts=_sum_counts(row.status.counts, counts), repairs=0)
+    status = replace(row.status, counts=sum_counts(row.status.counts, counts), repairs=0)
     batch = _make_before_record(steps[0])
     row = replace(row, watermark=watermark, status=status, batch=batch)
     row = replace(row, seq=row.seq + 1, happened=None)
@@ -233,13 +230,13 @@ def advance_job(job: Job | None, claim: Claim, counts: Mapping[str, int]) -> tup
 def complete_job(job: Job | None, step: WrittenStep, now: datetime) -> Job:
     """Completed at the step's end, its batch confirmed. Raises FenceError, BatchError."""
     claim, to = step.claim, step.to
-    row = _check_fence(job, claim)
+    row = check_fence(job, claim)
     if not claim.last or to.version != claim.range.to.version:
         raise BatchError(
             f"Job {claim.key}: cannot complete at version {to.version} with "
             f"{len(claim.steps) - 1} steps left of {claim.range}; advance step by step to its end."
         )
-    counted = _sum_counts(row.status.counts, step.counts)
+    counted = sum_counts(row.status.counts, step.counts)
     status = replace(row.status, to=to, end_at=now, counts=counted, attempts=0, repairs=0)
     watermark = _get_later(row.watermark, to)
     batch = _make_after_record(claim.step) if claim.step.action in SETTLES else claim.previous
@@ -249,55 +246,7 @@ def complete_job(job: Job | None, step: WrittenStep, now: datetime) -> Job:
 
 def fail_job(job: Job | None, step: FailedStep, now: datetime) -> Job:
     """Failed with a code (1-9999 temporary, else permanent); the batch stays BEFORE."""
-    return _apply_failure(_check_fence(job, step.claim), step.code, step.message, now)
-
-
-def enqueue_jobs(
-    rows: Mapping[JobKey, Job], iteration: Iteration, run_id: str, now: datetime
-) -> tuple[list[Job], dict[JobKey, FenceError]]:
-    """Enqueue the jobs whose rows still fit the iteration; errors for the others."""
-    changed: list[Job] = []
-    errors: dict[JobKey, FenceError] = {}
-    for key in iteration.jobs:
-        try:
-            changed.append(enqueue_job(rows.get(key), key, iteration, run_id, now))
-        except FenceError as error:
-            errors[key] = error
-    return changed, errors
-
-
-def advance_jobs(
-    rows: Mapping[JobKey, Job], steps: Collection[WrittenStep]
-) -> tuple[list[Job], dict[JobKey, Claim | FenceError]]:
-    """Advance the rows that the claims still hold; each claim's successor, or its error."""
-    changed: list[Job] = []
-    outcomes: dict[JobKey, Claim | FenceError] = {}
-    for step in steps:
-        key = step.claim.key
-        try:
-            job, outcomes[key] = advance_job(rows.get(key), step.claim, step.counts)
-            changed.append(job)
-        except FenceError as error:
-            outcomes[key] = error
-    return changed, outcomes
-
-
-def end_jobs(
-    rows: Mapping[JobKey, Job],
-    steps: Collection[Outcome],
-    end: Callable[[Job | None, Outcome, datetime], Job],
-    now: datetime,
-) -> tuple[list[Job], dict[JobKey, FenceError]]:
-    """End the rows that the claims still hold, as completed or failed; errors for the others."""
-    changed: list[Job] = []
-    errors: dict[JobKey, FenceError] = {}
-    for step in steps:
-        key = step.claim.key
-        try:
-            changed.append(end(rows.get(key), step, now))
-        except FenceError as error:
-            errors[key] = error
-    return changed, errors
+    return _apply_failure(check_fence(job, step.claim), step.code, step.message, now)
 
 
 def refuse_job(job: Job, code: int, message: str, now: datetime) -> Job:
@@ -423,7 +372,8 @@ def _check_run(job: Job, run_id: str, queued_as: str | None) -> None:
         raise FenceError(f"Job {job.key} was canceled in run {job.run_id}; a new run may start.")
 
 
-def _check_fence(job: Job | None, claim: Claim) -> Job:
+def check_fence(job: Job | None, claim: Claim) -> Job:
+    """The row, which the claim still holds. Raises FenceError."""
     gone = job is None or job.drop_at is not None or job.registration != claim.registration
     if job is None or gone or job.seq != claim.fence:
         raise FenceError(
@@ -433,7 +383,10 @@ def _check_fence(job: Job | None, claim: Claim) -> Job:
     return job
 
 
-def _sum_counts(first: Mapping[str, int], second: Mapping[str, int]) -> dict[str, int]:
+def sum_counts(first: Mapping[str, int], second: Mapping[str, int]) -> Mapping[str, int]:
+    """The sums of the counts by name."""
+    if not first:
+        return second
     return {name: first.get(name, 0) + second.get(name, 0) for name in (*first, *second)}
 
 

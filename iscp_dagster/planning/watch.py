@@ -120,8 +120,11 @@ class TableWatch:
         """The iterations due, each of one tenant; removes tenants that rest from `open_tenants`."""
         if not self.open_tenants or self.mark is None:
             return
-        table_id = self.delta_log.get_table_id(self.mark.moment.version)
-        stored = self.deployment.log.list_jobs(table_id=table_id, tenants=self.open_tenants)
+        log, latest = self.deployment.log, self.mark.moment.version
+        table_id = self.delta_log.get_table_id(latest)
+        # Of the others no job can start before something happens to it.
+        startable = log.find_startable_tenants(table_id, latest, self.open_tenants)
+        stored = log.list_jobs(table_id=table_id, tenants=startable) if startable else []
         effective = compute_effective_jobs(self.delta_log, stored, self.mark.moment)
         stored_by_key = {job.key: job for job in stored}
         still_open: set[str] = set()

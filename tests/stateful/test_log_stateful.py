@@ -366,14 +366,17 @@ class LogMachine(RuleBasedStateMachine):
 
     @rule(key=keys, priority=st.integers(0, 3), interrupt=st.booleans())
     def update(self, key, priority, interrupt):
+        before = self.log.find_job(key)
         done = self.log.update(
             key.tenant, name(key), SpecUpdate(priority=priority), interrupt=interrupt
         )
         if key not in self.rows:
             assert done is None
             return
+        assert before is not None
         row = self.rows[key]
-        changed, row.priority = row.priority != priority, priority
+        ends_backoff = interrupt and before.status.attempts > 0
+        changed, row.priority = ends_backoff or row.priority != priority, priority
         if row.state == "error" and row.code != 10_220:
             changed = True
             row.state, row.code, row.unsure = "completed", 0, None

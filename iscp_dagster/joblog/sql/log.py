@@ -11,7 +11,7 @@ from typing import Any, TypeVar
 
 import sqlalchemy as sa
 
-from iscp_dagster.joblog import iterations, lifecycle
+from iscp_dagster.joblog import groups, iterations, lifecycle
 from iscp_dagster.joblog.history import Bookmark, HistoryEntry, Usage, make_entry
 from iscp_dagster.joblog.index_consumer import check_shared_consumer, fit_index_consumer
 from iscp_dagster.joblog.leases import DEFAULT_LEASES, LeaseDurations
@@ -26,7 +26,7 @@ from iscp_dagster.joblog.sql.job_history import (
     read_run_tenants,
     read_usage,
 )
-from iscp_dagster.joblog.sql.rows import read_jobs, select_jobs, to_row
+from iscp_dagster.joblog.sql.rows import group_jobs, read_jobs, select_jobs, to_row
 from iscp_dagster.joblog.sql.standing import (
     delete_standing,
     insert_standing,
@@ -43,12 +43,14 @@ from iscp_dagster.joblog.sql.statements import (
     insert_unless_live,
     is_one_of,
     lock,
+    lock_groups,
     lock_jobs,
     lock_names,
     match_name,
     match_value,
     split_for_statements,
     write_back,
+    write_groups,
 )
 from iscp_dagster.joblog.sql.tables import ISCP_LOG, METADATA
 from iscp_dagster.joblog.updates import SpecUpdate
@@ -320,10 +322,10 @@ class SqlLog:
         """
         now = self._clock()
         with self._begin_transaction(writes=True) as connection:
-            rows = lock_jobs(connection, iteration.jobs)
-            changed, errors = lifecycle.enqueue_jobs(rows, iteration, run_id, now)
-            write_back(connection, rows, changed, entry_of=self._make_entry)
-            if changed:
+            locked = lock_groups(connection, iteration.jobs, by_status=False)
+            changes, errors = groups.enqueue_groups(locked, iteration, run_id, now)
+            write_groups(connection, changes, entry_of=self._make_entry)
+            if changes:
                 leases.renew_leases(connection, [run_id], self.leases.queued, self._get_now())
             return errors
 
@@ -335,7 +337,8 @@ class SqlLog:
         """
         query = select_jobs().where(*_match_queued(run_id), LIVE).order_by(*KEY)
         with self._begin_transaction(writes=False) as connection:
-            return iterations.group_queued_jobs(read_jobs(connection.execute(query)))
+            rows = connection.execute(query).all()
+        return groups.make_queued_iterations(group_jobs(rows, by_status=False))
 
     def claim_jobs(
         self,
@@ -358,23 +361,19 @@ class SqlLog:
         """
         now = self._clock()
         with self._begin_transaction(writes=True) as connection:
-            rows = lock_jobs(connection, iteration.jobs)
-            claimed = [
-                lifecycle.claim_job(
-                    rows.get(key),
-                    key,
-                    iteration,
-                    run_id=run_id,
-                    queued_as=queued_as,
-                    layout=layouts.get(key.tenant, layout),
-                    now=now,
-                    earlier=earlier,
-                )
-                for key in iteration.jobs
-            ]
-            write_back(connection, rows, [job for job, _ in claimed], entry_of=self._make_entry)
+            changes, claims = groups.claim_groups(
+                lock_groups(connection, iteration.jobs, by_status=False),
+                iteration,
+                run_id=run_id,
+                queued_as=queued_as,
+                layout=layout,
+                layouts=layouts,
+                now=now,
+                earlier=earlier,
+            )
+            write_groups(connection, changes, entry_of=self._make_entry)
             leases.renew_leases(connection, [run_id], self.leases.run, self._get_now())
-        return tuple(claim for _, claim in claimed)
+        return claims
 
     def advance(
         self, steps: Collection[iterations.WrittenStep]
@@ -384,7 +383,7 @@ class SqlLog:
         Jobs are independent, as in `complete` and `fail`: a job whose row was taken has a
         FenceError as its outcome and is unchanged.
         """
-        return self._update_claimed(steps, lifecycle.advance_jobs)
+        return self._update_claimed(steps, groups.advance_groups)
 
     def complete(self, steps: Collection[iterations.WrittenStep]) -> Mapping[JobKey, FenceError]:
         """Confirm that the claims' last steps are written: AFTER, watermark, end, completed.
@@ -394,7 +393,7 @@ class SqlLog:
         """
         now = self._clock()
         return self._update_claimed(
-            steps, lambda rows, done: lifecycle.end_jobs(rows, done, lifecycle.complete_job, now)
+            steps, lambda locked, done: groups.complete_groups(locked, done, now)
         )
 
     def fail(self, steps: Collection[iterations.FailedStep]) -> Mapping[JobKey, FenceError]:
@@ -404,7 +403,7 @@ class SqlLog:
         """
         now = self._clock()
         return self._update_claimed(
-            steps, lambda rows, failed: lifecycle.end_jobs(rows, failed, lifecycle.fail_job, now)
+            steps, lambda locked, failed: groups.fail_groups(locked, failed, now)
         )
 
     def cancel(
@@ -604,6 +603,27 @@ class SqlLog:
                 known_jobs |= {(tenant, name) for tenant, name in connection.execute(statement)}
         return frozenset(known_jobs)
 
+    def find_startable_tenants(
+        self, table_id: str, version: int, tenants: Collection[str]
+    ) -> frozenset[str]:
+        """Of these tenants, those with a live job that can start and is before `version`.
+
+        A canceled one can start whatever its version.
+        """
+        idle = sa.and_(
+            COLUMNS.job_state == int(JobState.COMPLETED), COLUMNS.watermark_version < version
+        )
+        startable = sa.or_(idle, COLUMNS.job_state == int(JobState.CANCELED))
+        query = sa.select(COLUMNS.tenant).distinct()
+        query = query.where(
+            COLUMNS.table_id == table_id, LIVE, COLUMNS.paused_at.is_(None), startable
+        )
+        startable_tenants: set[str] = set()
+        with self._begin_transaction(writes=False) as connection:
+            for statement in _split_by_tenants(query, tenants):
+                startable_tenants.update(connection.scalars(statement))
+        return frozenset(startable_tenants)
+
     def find_unsettled_tenants(self, table_id: str) -> frozenset[str]:
         """The tenants with a live job that is pending, running, canceled, or never synchronized."""
         unsettled = sa.or_(
@@ -705,16 +725,20 @@ class SqlLog:
             return replace(row, spec=spec)
 
         # Sorted, so that two callers cannot deadlock.
-        new_jobs = {key: self._make_job(fit_row(by_key[key], adopt=True)) for key in sorted(by_key)}
+        now = self._clock()
+        new_jobs = {
+            key: lifecycle.register_job(
+                fit_row(by_key[key], adopt=True), registration=self._new_id(), seq=0, now=now
+            )
+            for key in sorted(by_key)
+        }
         created = sorted(insert_unless_live(connection, list(new_jobs.values()), revive=revive))
         for key in created:
             # An existing row is unchanged; only new ones must fit.
             fit_row(by_key[key], adopt=adopt)
-        add_entries(connection, [self._make_entry(None, new_jobs[key]) for key in created])
+        entries = (make_entry(None, new_jobs[key], at=now, actor=self._actor) for key in created)
+        add_entries(connection, entries)
         return len(created)
-
-    def _make_job(self, row: NewJob) -> Job:
-        return lifecycle.register_job(row, registration=self._new_id(), seq=0, now=self._clock())
 
     def _make_entry(self, before: Job | None, after: Job) -> HistoryEntry | None:
         return make_entry(before, after, at=self._clock(), actor=self._actor)
@@ -766,15 +790,18 @@ class SqlLog:
     def _update_claimed(
         self,
         steps: Collection[Step],
-        change: Callable[[Mapping[JobKey, Job], Collection[Step]], tuple[list[Job], Outcomes]],
+        change: Callable[
+            [Collection[groups.JobGroup], Collection[Step]],
+            tuple[list[groups.GroupChange], Outcomes],
+        ],
     ) -> Outcomes:
         """Change the claims' rows in one transaction; returns the claims' outcomes."""
         if not steps:
-            return change({}, steps)[1]
+            return change([], steps)[1]
         with self._begin_transaction(writes=True) as connection:
-            rows = lock_jobs(connection, [step.claim.key for step in steps])
-            changed, outcomes = change(rows, steps)
-            write_back(connection, rows, changed, entry_of=self._make_entry)
+            locked = lock_groups(connection, [step.claim.key for step in steps])
+            changes, outcomes = change(locked, steps)
+            write_groups(connection, changes, entry_of=self._make_entry)
             return outcomes
 
 

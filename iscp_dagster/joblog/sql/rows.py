@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
+from dataclasses import replace
 from datetime import datetime, timezone
 from functools import lru_cache
 from typing import Any, Generic, TypeVar
 
 import sqlalchemy as sa
 
-from iscp_dagster.joblog.history import HistoryEntry
+from iscp_dagster.joblog.groups import GroupChange, JobGroup, Member
+from iscp_dagster.joblog.history import COUNTED, HistoryEntry, ends_iteration
 from iscp_dagster.joblog.sql.tables import ISCP_LOG
 from iscp_dagster.model.batch import BatchRecord, Phase, Range
 from iscp_dagster.model.jobs import Job, JobID, JobKey, JobStatus
@@ -111,6 +113,63 @@ def read_jobs(rows: Iterable[sa.Row[Any]]) -> Iterator[Job]:
             changed_at=_parse_optional_time(row.changed_at),
             collected_at=_parse_optional_time(row.collected_at),
         )
+
+
+def group_jobs(rows: Iterable[sa.Row[Any]], *, by_status: bool) -> list[JobGroup]:
+    """The jobs of selected rows, in groups; each group's first job is its first row's.
+
+    Without `by_status`, only what the next iteration keeps of a status is common to a group.
+    """
+    specs, batches = _LastParsed(_parse_spec), _LastParsed(_parse_batch)
+    first_jobs: dict[tuple[Any, ...], Job] = {}
+    members: dict[tuple[Any, ...], list[Member]] = {}
+    for row in rows:
+        key = JobKey(tenant=row.tenant, table_id=row.table_id, job_name=row.job_name)
+        status = _parse_json(row.job_status)
+        counts = status["counts"]
+        spec = specs.parse(row.job_name, row.job_spec)
+        batch = row.batch_phase, row.batch_from, row.batch_to, row.batch_layout
+        batch_record = batches.parse(row.job_name, batch)
+        common = (
+            *(row.table_id, row.job_name, row.db_name, row.table_name, id(spec), id(batch_record)),
+            *(row.job_state, row.watermark, row.drop_at, row.run_id, row.queued_to),
+            *(row.paused_at, row.rebuild, row.collected_at),
+            *(
+                (value for name, value in status.items() if name != "counts")
+                if by_status
+                else (status["attempts"], status.get("repairs", 0))
+            ),
+        )
+        if common not in members:
+            members[common] = []
+            (first_jobs[common],) = read_jobs([row])
+            # The ids above are those of objects that live on.
+            first_jobs[common] = replace(first_jobs[common], spec=spec, batch=batch_record)
+        members[common].append(Member(key, row.job_id, row.seq, counts))
+    return [JobGroup(first=job, members=members[common]) for common, job in first_jobs.items()]
+
+
+def make_group_rows(change: GroupChange, fields: Collection[str]) -> Iterator[dict[str, Any]]:
+    """These fields of the members' rows after the change, with their keys."""
+    common = to_row(change.after, fields)
+    for member in change.group.members:
+        row = {**common, "tenant": member.key.tenant}
+        if "seq" in fields:
+            row["seq"] = change.get_seq(member)
+        if "status" in fields:
+            row["job_status"] = {**common["job_status"], "counts": change.get_counts(member)}
+        yield row
+
+
+def make_group_entry_rows(change: GroupChange, entry: HistoryEntry) -> Iterator[dict[str, Any]]:
+    """The members' rows in the history, where `entry` is the first job's."""
+    common = to_entry_row(entry)
+    has_own_counts = change.counts is not None and ends_iteration(entry.from_state, entry.event)
+    for member in change.group.members:
+        counts = change.get_counts(member)
+        counted = {name: counts.get(name, 0) for name in COUNTED} if has_own_counts else {}
+        own = {"tenant": member.key.tenant, "job_id": member.registration}
+        yield {**common, **own, **counted}
 
 
 class _LastParsed(Generic[Value]):

@@ -9,9 +9,13 @@ from typing import Any
 import sqlalchemy as sa
 from sqlalchemy.dialects import postgresql, sqlite
 
+from iscp_dagster.joblog.groups import GroupChange, JobGroup, make_single_group
 from iscp_dagster.joblog.history import HistoryEntry
 from iscp_dagster.joblog.sql.rows import (
     find_changed_fields,
+    group_jobs,
+    make_group_entry_rows,
+    make_group_rows,
     read_jobs,
     select_jobs,
     to_entry_row,
@@ -65,26 +69,42 @@ def _resolve_conflicts(
     return insert.on_conflict_do_update(index_elements=list(KEY), set_=assignments, where=~LIVE)
 
 
+def lock_groups(
+    connection: sa.Connection, keys: Sequence[JobKey], *, by_status: bool = True
+) -> list[JobGroup]:
+    """The rows of these jobs in groups, dropped ones included, locked as by `lock`."""
+    return group_jobs(_lock_keys(connection, keys), by_status=by_status)
+
+
 def lock_jobs(connection: sa.Connection, keys: Sequence[JobKey]) -> dict[JobKey, Job]:
     """The rows of these jobs, dropped ones included, locked as by `lock`."""
-    rows: dict[JobKey, Job] = {}
+    return {job.key: job for job in read_jobs(_lock_keys(connection, keys))}
+
+
+def _lock_keys(connection: sa.Connection, keys: Sequence[JobKey]) -> list[sa.Row[Any]]:
+    rows: list[sa.Row[Any]] = []
     for portion in split_for_statements(sorted(keys)):
         where = (is_one_of(connection.dialect, portion),)
         locked = _select_for_update(connection, where)
-        rows |= locked if len(locked) == len(portion) else lock(connection, where)
+        rows += locked if len(locked) == len(portion) else _lock_rows(connection, where)
     return rows
 
 
 def lock(connection: sa.Connection, where: Sequence[sa.ColumnElement[bool]]) -> dict[JobKey, Job]:
-    """The rows, locked until the transaction ends; SQLite has locked the whole file already.
+    """The rows, locked until the transaction ends; SQLite has locked the whole file already."""
+    return {job.key: job for job in read_jobs(_lock_rows(connection, where))}
 
-    Queries PostgreSQL until two results agree: a query that waited for a flush's DELETE does not
+
+def _lock_rows(
+    connection: sa.Connection, where: Sequence[sa.ColumnElement[bool]]
+) -> Sequence[sa.Row[Any]]:
+    """Queries PostgreSQL until two results agree: a query that waited for a flush's DELETE does not
     see the rows that the flush inserted instead.
     """
     rows = _select_for_update(connection, where)
     while connection.dialect.name == "postgresql":
         current = _select_for_update(connection, where)
-        if current.keys() == rows.keys():
+        if list(map(_get_key, current)) == list(map(_get_key, rows)):
             return current
         rows = current
     return rows
@@ -92,9 +112,12 @@ def lock(connection: sa.Connection, where: Sequence[sa.ColumnElement[bool]]) -> 
 
 def _select_for_update(
     connection: sa.Connection, where: Sequence[sa.ColumnElement[bool]]
-) -> dict[JobKey, Job]:
-    query = select_jobs().where(*where).order_by(*KEY).with_for_update()
-    return {job.key: job for job in read_jobs(connection.execute(query))}
+) -> Sequence[sa.Row[Any]]:
+    return connection.execute(select_jobs().where(*where).order_by(*KEY).with_for_update()).all()
+
+
+def _get_key(row: sa.Row[Any]) -> tuple[str, str, str]:
+    return row.tenant, row.table_id, row.job_name
 
 
 def lock_names(connection: sa.Connection, names: Iterable[JobID]) -> None:
@@ -126,16 +149,30 @@ def write_back(
     *,
     entry_of: EntryOf,
 ) -> None:
+    """Write the changed jobs back, as `write_groups` does."""
+    write_groups(
+        connection,
+        [
+            GroupChange(group=make_single_group(before[job.key]), after=job)
+            for job in changes
+            if job != before[job.key]
+        ],
+        entry_of=entry_of,
+    )
+
+
+def write_groups(
+    connection: sa.Connection, changes: Sequence[GroupChange], *, entry_of: EntryOf
+) -> None:
     """Compare-and-set each row by registration and `seq`; FenceError, and no change, if one moved.
 
     The history entries are written in the same transaction.
     """
-    jobs = [job for job in changes if job != before[job.key]]
-    fields = find_changed_fields((before[job.key], job) for job in jobs)
-    for portion in split_for_statements(jobs):
-        rows = [_to_guarded_row(before[job.key], job, fields) for job in portion]
-        columns = [column for column in COLUMNS if column.key in rows[0] and column not in _KEYS]
-        values = build_rows_table(connection.dialect, [*KEY, *columns, _AT, _AT_SEQ], rows)
+    fields = find_changed_fields((change.group.first, change.after) for change in changes)
+    rows = [row for change in changes for row in _make_guarded_rows(change, fields)]
+    for portion in split_for_statements(rows):
+        columns = [column for column in COLUMNS if column.key in portion[0] and column not in _KEYS]
+        values = build_rows_table(connection.dialect, [*KEY, *columns, _AT, _AT_SEQ], portion)
         assignments = {column.key: values.c[column.key] for column in columns}
         same_key = (column == values.c[column.key] for column in KEY)
         unchanged = (COLUMNS.job_id == values.c[_AT.name], COLUMNS.seq == values.c[_AT_SEQ.name])
@@ -143,24 +180,33 @@ def write_back(
             sa.update(ISCP_LOG).values(assignments).where(*same_key, *unchanged)
         )
         if result.rowcount != len(portion):
-            names = ", ".join(str(job.key) for job in portion)
+            names = ", ".join(f"{row['job_name']!r} of {row['tenant']!r}" for row in portion)
             raise FenceError(f"Another writer changed a row of: {names}; plan again.")
-    add_entries(connection, [entry_of(before[job.key], job) for job in jobs])
+    entries = ((change, entry_of(change.group.first, change.after)) for change in changes)
+    _insert_entries(
+        connection,
+        [row for change, entry in entries if entry for row in make_group_entry_rows(change, entry)],
+    )
+
+
+def _make_guarded_rows(change: GroupChange, fields: Collection[str]) -> Iterator[dict[str, Any]]:
+    """The fields of the members' rows to write, and what each row must still be."""
+    key = to_key_columns(change.after.key)
+    rows = make_group_rows(change, fields)
+    for member, row in zip(change.group.members, rows, strict=True):
+        yield {**key, **row, _AT.name: member.registration, _AT_SEQ.name: member.seq}
 
 
 def add_entries(connection: sa.Connection, entries: Iterable[HistoryEntry | None]) -> None:
     """Add the entries to the history, in order."""
-    rows = [to_entry_row(entry) for entry in entries if entry is not None]
+    _insert_entries(connection, [to_entry_row(entry) for entry in entries if entry is not None])
+
+
+def _insert_entries(connection: sa.Connection, rows: Sequence[Mapping[str, Any]]) -> None:
     for portion in split_for_statements(rows):
         columns = [ISCP_LOG_EVENTS.c[name] for name in portion[0]]
         query = sa.select(build_rows_table(connection.dialect, columns, portion))
         connection.execute(sa.insert(ISCP_LOG_EVENTS).from_select(list(portion[0]), query))
-
-
-def _to_guarded_row(before: Job, job: Job, fields: Collection[str]) -> dict[str, Any]:
-    """The fields of the row to write, and what it must still be."""
-    guards = {_AT.name: before.registration, _AT_SEQ.name: before.seq}
-    return {**to_key_columns(job.key), **to_row(job, fields), **guards}
 
 
 def is_one_of(dialect: sa.Dialect, keys: Iterable[JobKey]) -> sa.ColumnElement[bool]:

@@ -498,3 +498,24 @@ def test_more_jobs_than_one_statement_takes_are_claimed_and_recovered(log, monke
     assert len(log.cancel(row.key for row in rows[:10])) == 10
     assert len(log.recover_run_jobs({"run-1"})) == 90
     assert log.flush({row.key: span(0, 3) for row in rows}) == 0
+
+
+def test_a_tenant_is_startable_while_a_job_is_idle_behind_or_canceled(log):
+    names = ["behind", "latest", "running", "queued", "paused", "broken", "canceled", "dropped"]
+    keys = {tenant: key(tenant=tenant) for tenant in names}
+    at(log, 5, *keys.values())
+    at(log, 6, key("text", "latest"))
+    going_on = [keys["running"], keys["broken"], keys["canceled"]]
+    claims = log.claim_jobs(over(*going_on, start=5, to=6), "run", LAYOUT)
+    fail(log, claims[1], 10_200, "oh")
+    log.cancel([keys["canceled"]])
+    log.enqueue(over(keys["queued"], start=5, to=6), "run-2")
+    log.pause("paused", name())
+    log.unregister("dropped", name())
+    (latest,) = log.claim_jobs(over(keys["latest"], start=5, to=6), "run", LAYOUT)
+    complete(log, latest, moment(6), {})
+    assert log.find_startable_tenants("t-1", 6, names) == {"behind", "canceled"}
+    assert log.find_startable_tenants("t-1", 5, names) == {"canceled"}
+    assert log.find_startable_tenants("t-1", 7, ["latest", "queued"]) == {"latest"}
+    assert log.find_startable_tenants("t-2", 7, names) == frozenset()
+    assert log.find_startable_tenants("t-1", 7, []) == frozenset()

@@ -289,18 +289,18 @@ class SqlLog:
 
     def read_fences(
         self, table_id: str, tenants: Collection[str]
-    ) -> Mapping[JobKey, tuple[int, int]]:
-        """Registration and `seq` of these tenants' live jobs; they change when a run takes one."""
-        query = sa.select(*KEY, COLUMNS.job_id, COLUMNS.seq)
+    ) -> Mapping[tuple[str, str], tuple[int, int]]:
+        """Registration and `seq` of these tenants' live jobs, by tenant and job name.
+
+        They change when a run takes one.
+        """
+        query = sa.select(COLUMNS.tenant, COLUMNS.job_name, COLUMNS.job_id, COLUMNS.seq)
         query = query.where(COLUMNS.table_id == table_id, LIVE)
-        fences: dict[JobKey, tuple[int, int]] = {}
+        fences: dict[tuple[str, str], tuple[int, int]] = {}
         with self._begin_transaction(writes=False) as connection:
-            for portion in split_for_statements(sorted(set(tenants))):
-                rows = connection.execute(query.where(COLUMNS.tenant.in_(portion)))
-                fences |= {
-                    JobKey(tenant=tenant, table_id=table, job_name=name): (registration, seq)
-                    for tenant, table, name, registration, seq in rows
-                }
+            for statement in _split_by_tenants(query, tenants):
+                for tenant, name, registration, seq in connection.execute(statement):
+                    fences[tenant, name] = registration, seq
         return fences
 
     def count(self, table_id: str | None = None) -> dict[JobState, int]:

@@ -12,12 +12,16 @@ from iscp_dagster.joblog.sql.log import SqlLog
 from iscp_dagster.model.declared.sharding import get_shard, strip_shard_suffix
 from iscp_dagster.model.errors import FenceError
 from iscp_dagster.model.jobs import Job, JobID, JobKey
+from iscp_dagster.model.portions import split_into_portions
 from iscp_dagster.model.specs import ConsumerInfo
 from iscp_dagster.model.states import JobState
 from iscp_dagster.sync.executors.retriever import Retriever
 
 FIRST_CLAIM_FENCE = 2
 """The fence of a job's very first claim: 0 when registered, 1 when queued, 2 when begun."""
+
+CLAIMS_PER_LOOK = 100
+"""Claims that are read together to find one that is still held."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -74,6 +78,13 @@ class ConsumerClaims:
         """The tenants whose jobs this run no longer holds."""
         return {key.tenant: error for key, error in find_lost_claims(self.log, self.claims).items()}
 
+    def holds_any(self) -> bool:
+        """Whether this run still holds one of the claims."""
+        return any(
+            len(find_lost_claims(self.log, portion)) < len(portion)
+            for portion in split_into_portions(self.claims, most=CLAIMS_PER_LOOK)
+        )
+
     def find_claim_error(self, tenant: str) -> FenceError | None:
         """Why this run no longer holds the tenant's job; None: it does."""
         claims = [claim for claim in self.claims if claim.key.tenant == tenant]
@@ -125,7 +136,7 @@ def find_lost_claims(log: SqlLog, claims: Collection[Claim]) -> Mapping[JobKey, 
             "run publishes nothing more for it. The next iteration continues."
         )
         for claim in claims
-        if fences.get(claim.key) != (claim.registration, claim.fence)
+        if fences.get((claim.key.tenant, claim.key.job_name)) != (claim.registration, claim.fence)
     }
 
 

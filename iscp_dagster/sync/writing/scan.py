@@ -240,10 +240,7 @@ def _set_error(
 
 
 def _has_held_claims(all_claims: Sequence[ConsumerClaims]) -> bool:
-    return any(
-        len(consumer_claims.find_lost_tenants()) < len(consumer_claims.claims)
-        for consumer_claims in all_claims
-    )
+    return any(consumer_claims.holds_any() for consumer_claims in all_claims)
 
 
 def _abort_threads(threads: Mapping[str, ConsumerThread], error: BaseException) -> None:

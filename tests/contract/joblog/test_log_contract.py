@@ -98,7 +98,8 @@ def test_jobs_are_found_by_table_tenant_and_state_in_the_order_of_keys(log):
     }
     assert log.count("t-2")[JobState.COMPLETED] == 1
     assert log.read_fences("t-1", ["acme", "nobody"]) == {
-        job.key: (job.registration, job.seq) for job in log.list_jobs(table_id="t-1", tenant="acme")
+        ("acme", job.key.job_name): (job.registration, job.seq)
+        for job in log.list_jobs(table_id="t-1", tenant="acme")
     }
 
 

@@ -50,6 +50,37 @@ def test_many_rows_are_one_parameter(engine):
     assert len(select_rows(engine, rows)) == len(rows)
 
 
+def test_a_value_that_all_rows_share_is_in_each(engine):
+    rows = [{"item": str(number), "price": None, "share": 1.5} for number in range(3)]
+    assert select_rows(engine, rows) == rows
+    assert select_rows(engine, rows[:1]) == rows[:1]
+    assert select_rows(engine, [{"share": 2.0}, {"share": 2.0}], ["share"]) == [{"share": 2.0}] * 2
+
+
+def test_sqlite_looks_rows_up_though_they_share_an_indexed_value(tmp_path):
+    """It must not compare each row of the table with each row sent."""
+    engine = sa.create_engine(f"sqlite:///{tmp_path / 'rows.db'}")
+    ensure_tables(engine, METADATA, lock=LOCK)
+    steps = {number: count_steps(engine, number) for number in (500, 2_000)}
+    assert steps[2_000] < 6 * steps[500]
+
+
+def count_steps(engine, number):
+    """SQLite's steps, in hundreds, to join so many rows with as many sent."""
+    rows = [{"item": str(item), "price": 3, "share": 0.5} for item in range(number)]
+    steps = []
+    with begin_transaction(engine, writes=True) as connection:
+        connection.execute(sa.delete(PRICES))
+        connection.execute(sa.insert(PRICES), rows)
+        sent = build_rows_table(connection.dialect, [PRICES.c.item, PRICES.c.price], rows)
+        same = sa.and_(PRICES.c.item == sent.c.item, PRICES.c.price == sent.c.price)
+        driver = connection.connection.driver_connection
+        driver.set_progress_handler(lambda: steps.append(1), 100)
+        assert len(connection.execute(sa.select(PRICES).join(sent, same)).all()) == number
+        driver.set_progress_handler(None, 0)
+    return len(steps)
+
+
 def test_rows_are_inserted_unless_they_exist(engine):
     ensure_tables(engine, METADATA, lock=LOCK)
     for rows in (ROWS[:1], [ROWS[0] | {"price": 9}, ROWS[1]]):

@@ -91,9 +91,10 @@ class StackTable:
         selected = frozenset(tenants or ())
 
         def is_in_step() -> bool:
-            completed = self.deployment.log.count(table_id)[JobState.COMPLETED]
+            if self.deployment.log.count(table_id)[JobState.COMPLETED] != jobs:
+                return False
             behind = self.deployment.log.list_tenants(table_id, behind=version)
-            return completed == jobs and not (behind if tenants is None else behind & selected)
+            return not (behind if tenants is None else behind & selected)
 
         await_(is_in_step, f"{self.source.name} in step")
 
@@ -108,11 +109,16 @@ class StackTable:
 
 
 def await_(condition: Callable[[], bool], label: str) -> None:
+    """Wait until the condition holds, with a tenth of a core at most."""
     until = time.monotonic() + PATIENCE
-    while not condition():
-        if time.monotonic() > until:
+    while True:
+        began = time.monotonic()
+        if condition():
+            return
+        now = time.monotonic()
+        if now > until:
             raise UnavailableError(f"Timed out after {PATIENCE:.0f} s: {label}.")
-        time.sleep(LOOK_SECONDS)
+        time.sleep(max(LOOK_SECONDS, 9 * (now - began)))
 
 
 @contextmanager

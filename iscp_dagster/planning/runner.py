@@ -254,6 +254,10 @@ class Runner:
         """
         return any(map(_has_new_commit, self.watches.values()))
 
+    def has_unregistered_tenants(self) -> bool:
+        """Whether the last look left tenants for the next one to register."""
+        return any(watch.unregistered for watch in self.watches.values())
+
     def has_new_history(self) -> bool:
         """Whether something happened to a job since the last look began; one statement."""
         return bool(self.deployment.log.read_changed_tenants(self._heard_since).tenants)

@@ -7,7 +7,9 @@ that a look's cost depends on what changed, not on how much there is.
 from __future__ import annotations
 
 import logging
-from collections.abc import Collection, Iterator, Mapping
+from bisect import bisect_right
+from collections import Counter
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import groupby
 
@@ -20,6 +22,7 @@ from iscp_dagster.model.declared.tables import REBUILD, SourceTable
 from iscp_dagster.model.errors import ConfigError, TableGoneError
 from iscp_dagster.model.jobs import Job, JobID
 from iscp_dagster.model.moment import START, Moment
+from iscp_dagster.model.portions import split_into_portions
 from iscp_dagster.model.specs import JobSpec
 from iscp_dagster.model.states import JobState
 from iscp_dagster.planning import table_problems
@@ -39,8 +42,21 @@ LOST = "The log of table %s was restored or replaced: %d jobs are rebuilt, becau
 indexes have commits that it lacks (version@microseconds %s)."
 LOGGER = logging.getLogger(__name__)
 
+MOST_REGISTERED = 20_000
+"""Tenants registered in one look; Dagster limits a tick to a minute."""
+MOST_PLANNED = 20_000
+"""Tenants planned in one look."""
+
 TenantsByTable = Mapping[str, frozenset[str]]
 """By table id, shortened as in marks, the tenants with an event of one of their jobs."""
+
+
+@dataclass(frozen=True)
+class UnregisteredTenants:
+    """Tenants to register, and by job name the moment as of which those without it had no rows."""
+
+    tenants: Sequence[str]
+    after: Mapping[str, Moment]
 
 
 @dataclass
@@ -56,6 +72,10 @@ class TableWatch:
     open_tenants: set[str] = field(default_factory=set)
     found_tenants: tuple[str, ...] | None = None
     """The tenants that the last `refresh` found; None when nothing happened."""
+    unregistered: list[UnregisteredTenants] = field(default_factory=list)
+    """The tenants whose jobs later looks register."""
+    planned_last: str = ""
+    """The last tenant of the last look's portion; the next look begins after it."""
     problems: list[Problem] = field(default_factory=list)
     tenantless_size: TenantSize | None = None
     """The rows without a tenant."""
@@ -68,7 +88,7 @@ class TableWatch:
     def at_rest(self) -> bool:
         """Whether nothing comes due before something happens to the table or one of its jobs."""
         return self.mark is not None and not (
-            self.open_tenants or self.problems or self.earlier_ids
+            self.open_tenants or self.unregistered or self.problems or self.earlier_ids
         )
 
     def resume(self, mark: LogMark, terms: str) -> None:
@@ -101,6 +121,7 @@ class TableWatch:
             self._examine_table(mark, standing)
         elif mark != self.mark:
             self._follow_commits(self.mark, mark, standing)
+        self._register_next(mark, standing)
         if self.delta_log.files.local or mark != self.mark:
             self._flush_before_cleanup(mark)
         # Tenants of another table with the same shortened id have no jobs in this one.
@@ -116,18 +137,42 @@ class TableWatch:
             )
         return mark
 
-    def plan_due(self) -> Iterator[DueIteration]:
-        """The iterations due, each of one tenant; removes tenants that rest from `open_tenants`."""
+    def plan_due(self) -> list[DueIteration]:
+        """The iterations due, each of one tenant; removes tenants that rest from `open_tenants`.
+
+        If something is due for some of very many tenants, the next look continues after them.
+        """
         if not self.open_tenants or self.mark is None:
-            return
-        log, latest = self.deployment.log, self.mark.moment.version
-        table_id = self.delta_log.get_table_id(latest)
+            return []
+        latest = self.mark.moment.version
+        startable = self.deployment.log.find_startable_tenants(
+            self.delta_log.get_table_id(latest), latest, self.open_tenants
+        )
         # Of the others no job can start before something happens to it.
-        startable = log.find_startable_tenants(table_id, latest, self.open_tenants)
-        stored = log.list_jobs(table_id=table_id, tenants=startable) if startable else []
+        self.open_tenants = set(startable)
+        due: list[DueIteration] = []
+        for tenants in self._take_turns(sorted(startable)):
+            due, resting_tenants = self._plan_tenants(tenants)
+            self.open_tenants -= resting_tenants
+            if due:
+                self.planned_last = tenants[-1]
+                break
+        return due
+
+    def _take_turns(self, tenants: Sequence[str]) -> Iterator[Sequence[str]]:
+        """The sorted tenants in portions, beginning after those of the last look."""
+        start = bisect_right(tenants, self.planned_last) if len(tenants) > MOST_PLANNED else 0
+        return split_into_portions([*tenants[start:], *tenants[:start]], most=MOST_PLANNED)
+
+    def _plan_tenants(self, tenants: Collection[str]) -> tuple[list[DueIteration], set[str]]:
+        """The iterations due for these tenants, each of one, and the tenants that rest."""
+        assert self.mark is not None
+        table_id = self.delta_log.get_table_id(self.mark.moment.version)
+        stored = self.deployment.log.list_jobs(table_id=table_id, tenants=tenants)
         effective = compute_effective_jobs(self.delta_log, stored, self.mark.moment)
         stored_by_key = {job.key: job for job in stored}
-        still_open: set[str] = set()
+        due: list[DueIteration] = []
+        resting_tenants = set(tenants)
         feed = ChangeFeed(log=self.delta_log)
         for tenant, group in groupby(sorted(effective, key=_get_tenant), key=_get_tenant):
             members = list(group)
@@ -135,10 +180,11 @@ class TableWatch:
             for iteration in planned:
                 step = bound_iteration(self.deployment, feed, iteration, members)
                 jobs = [stored_by_key[key] for key in step.jobs]
-                yield DueIteration(iteration=step, jobs=jobs, is_partial=step.to < iteration.to)
+                is_partial = step.to < iteration.to
+                due.append(DueIteration(iteration=step, jobs=jobs, is_partial=is_partial))
             if planned or not all(map(self._is_at_rest, members)):
-                still_open.add(tenant)
-        self.open_tenants = still_open
+                resting_tenants.discard(tenant)
+        return due, resting_tenants
 
     def _plan_tenant(self, members: Collection[Job]) -> list[Iteration]:
         """The iterations due for one tenant's jobs."""
@@ -171,7 +217,9 @@ class TableWatch:
         self._handle_earlier_jobs(table_id)
         registered = self.deployment.log.list_known_jobs(table_id)
         after = find_latest_moments(self.deployment.log, self.delta_log, table_id)
-        self._register_jobs(table_id, tenants, standing, after, but=registered)
+        known_tenants = _find_complete_tenants(registered, list_table_specs(self.source, standing))
+        new_tenants = sorted(set(tenants) - known_tenants)
+        self.unregistered = [UnregisteredTenants(new_tenants, after)] if new_tenants else []
         self._rebuild_lost_jobs(table_id)
         self.open_tenants = set(self.deployment.log.find_unsettled_tenants(table_id))
         job_versions = self.deployment.log.list_watermark_versions(table_id)
@@ -198,10 +246,12 @@ class TableWatch:
             self.tenantless_size = self.delta_log.get_unnamed_size(upto)
         tenants = sorted(self.delta_log.list_tenants() if changed is None else changed)
         table_problems.check_sole(self.deployment, self.source, table_id, tenants)
-        names = [name.job for name in list_table_specs(self.source, standing)]
+        specs = list_table_specs(self.source, standing)
         known_jobs = self.deployment.log.list_known_jobs(table_id, tenants)
-        after_last_look = dict.fromkeys(names, before.moment)
-        self._register_jobs(table_id, tenants, standing, after_last_look, but=known_jobs)
+        new_tenants = sorted(set(tenants) - _find_complete_tenants(known_jobs, specs))
+        if new_tenants:
+            after_last_look = dict.fromkeys((name.job for name in specs), before.moment)
+            self.unregistered.append(UnregisteredTenants(new_tenants, after_last_look))
         if self.oldest_written is None:
             job_versions = self.deployment.log.list_watermark_versions(table_id)
             self.oldest_written = min(
@@ -259,16 +309,27 @@ class TableWatch:
         """These tenants, and those with jobs, which may have no rows any more."""
         return {*tenants, *self.deployment.log.list_tenants(self.delta_log.get_table_id())}
 
+    def _register_next(self, mark: LogMark, standing: Mapping[JobID, JobSpec]) -> None:
+        """Register the jobs of as many new tenants as one look does, and open these tenants."""
+        left = MOST_REGISTERED
+        while self.unregistered and left > 0:
+            table_id = self.delta_log.get_table_id(mark.moment.version)
+            first = self.unregistered.pop(0)
+            tenants, later_tenants = first.tenants[:left], first.tenants[left:]
+            left -= len(tenants)
+            if later_tenants:
+                self.unregistered.insert(0, replace(first, tenants=later_tenants))
+            self._register_jobs(table_id, tenants, standing, first.after)
+            self.open_tenants |= set(tenants)
+
     def _register_jobs(
         self,
         table_id: str,
         tenants: Collection[str],
         standing: Mapping[JobID, JobSpec],
         after: Mapping[str, Moment],
-        *,
-        but: Collection[tuple[str, str]] = (),
     ) -> None:
-        """Register the self-registering and standing jobs, except the (tenant, job) pairs in `but`.
+        """Register the self-registering and standing jobs that do not exist.
 
         `after`, by job name, is the moment as of which tenants without the job had no rows.
         Skips indexes with stranded jobs: a person decides whether they continue.
@@ -276,7 +337,7 @@ class TableWatch:
         stranded_names = table_problems.find_stranded_names(self.deployment, self.earlier_ids)
         all_specs = list_table_specs(self.source, standing)
         specs = {name: spec for name, spec in all_specs.items() if name.job not in stranded_names}
-        new_jobs = make_new_jobs(table_id, tenants, specs, existing=but)
+        new_jobs = make_new_jobs(table_id, tenants, specs)
         new_jobs = set_first_watermarks(new_jobs, self.deployment.log, self.delta_log, after)
         # What a person has unregistered stays unregistered.
         self.deployment.log.register_many(new_jobs, revive=False)
@@ -304,6 +365,15 @@ class TableWatch:
 
     def _add_problem(self, error: ConfigError) -> None:
         self.problems.append(make_problem(self.source, error))
+
+
+def _find_complete_tenants(
+    known_jobs: Collection[tuple[str, str]], names: Collection[JobID]
+) -> set[str]:
+    """The tenants with a job of each name, dropped or not."""
+    job_names = {name.job for name in names}
+    counts = Counter(tenant for tenant, name in known_jobs if name in job_names)
+    return {tenant for tenant, number in counts.items() if number == len(names)}
 
 
 def _get_tenant(job: Job) -> str:

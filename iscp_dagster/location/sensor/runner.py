@@ -145,7 +145,11 @@ class Lookout:
             if self._recovery_and_runner is None:
                 return False
             _, runner = self._recovery_and_runner
-            return runner.has_new_commit() or (events and runner.has_new_history())
+            return (
+                runner.has_unregistered_tenants()
+                or runner.has_new_commit()
+                or (events and runner.has_new_history())
+            )
 
 
 def build_runner_sensor(lookout: Lookout, jobs: Sequence[Startable]) -> dg.SensorDefinition:

@@ -25,6 +25,7 @@ from iscp_dagster.model.batch import Range
 from iscp_dagster.model.errors import ConfigError, SourceError, UnavailableError
 from iscp_dagster.model.jobs import JobID
 from iscp_dagster.model.states import JobState
+from iscp_dagster.planning import watch
 from iscp_dagster.planning.look import SensorCursor
 from iscp_dagster.planning.runner import FIRST_LOOK_SECONDS
 from iscp_dagster.planning.table_problems import find_problems
@@ -34,7 +35,7 @@ from iscp_dagster.sync.deployment import Deployment
 from iscp_dagster.upkeep.maintenance import flush_watermarks
 from iscp_dagster.upkeep.position import read_positions
 from support.errors import assert_names, raises_naming
-from support.jobs.log_rows import carry_out, log_in_memory, make_plain_spec
+from support.jobs.log_rows import carry_out, fail, log_in_memory, make_plain_spec
 from support.jobs.one_table import commit, in_memory, write_commit
 
 BOTH = ["mirror", "vector"]
@@ -190,6 +191,48 @@ def test_after_a_restart_only_events_since_are_read_of_tables_at_rest(
     assert due(sensor.look()) == [("new", BOTH, -1, 2), rebuilt, ("za", BOTH, 1, 2)]
     assert SensorCursor.parse(sensor.cursor).at_rest == {}
     assert "_examine_table" not in calls
+
+
+def test_very_many_tenants_are_registered_and_planned_in_turn(
+    deployment, source, start, monkeypatch
+):
+    """A look has a minute; the next one continues, also one of another process."""
+    monkeypatch.setattr(watch, "MOST_REGISTERED", 2)
+    monkeypatch.setattr(watch, "MOST_PLANNED", 2)
+    commit(source, "a", "b", "c", "d", "e")
+    sensor = start(source)
+
+    def take_look():
+        look = sensor.look()
+        carry_out(deployment, look)
+        return [tenant for tenant, *_ in due(look)], len(deployment.log.list_jobs())
+
+    assert take_look() == (["a", "b"], 4)
+    assert SensorCursor.parse(sensor.cursor).at_rest == {}
+    sensor.restart()
+    assert take_look() == (["c", "d"], 8)
+    commit(source, "f")
+    assert take_look() == (["e", "f"], 12)
+    assert take_look() == ([], 12)
+    commit(source, "a", "b", "c", "d", "e")
+    assert [take_look()[0] for _ in range(4)] == [["a", "b"], ["c", "d"], ["e"], []]
+    assert_in_step(deployment, source)
+
+
+def test_tenants_that_cannot_start_yet_let_others_be_planned(
+    deployment, source, begin, monkeypatch
+):
+    monkeypatch.setattr(watch, "MOST_PLANNED", 2)
+    tenants = ("a", "b", "c", "d", "e")
+    sensor = begin(source, *tenants)
+    commit(source, *tenants)
+    for tenant in ("a", "b", "c"):
+        for job in deployment.log.list_jobs(tenant=tenant):
+            lone = Iteration.from_jobs([job], deployment.make_delta_log(source).get_moment(1))
+            (claim,) = deployment.log.claim_jobs(lone, "run", {})
+            fail(deployment.log, claim, 1_100, "away")
+    planned = [tenant for _ in range(3) for tenant, *_ in due(sensor.look())]
+    assert sorted(planned) == ["d", "e"]
 
 
 def empty_log(deployment, source):

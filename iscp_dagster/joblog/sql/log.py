@@ -554,6 +554,42 @@ class SqlLog:
             rows = connection.execute(query)
             return frozenset((name, version, JobState(state)) for name, version, state in rows)
 
+    def list_unsettled_versions(self, table_id: str) -> list[tuple[str, str, JobState, int]]:
+        """The jobs that are queued, running or in error: name, tenant, state, watermark's version.
+
+        Its cost follows how many there are.
+        """
+        columns = (COLUMNS.job_name, COLUMNS.tenant, COLUMNS.job_state, COLUMNS.watermark_version)
+        states = (JobState.PENDING, JobState.RUNNING, JobState.ERROR)
+        query = sa.select(*columns).where(
+            COLUMNS.table_id == table_id, LIVE, COLUMNS.job_state.in_(map(int, states))
+        )
+        with self._begin_transaction(writes=False) as connection:
+            return [
+                (name, tenant, JobState(state), version)
+                for name, tenant, state, version in connection.execute(query)
+            ]
+
+    def list_idle_versions(
+        self, table_id: str, version: int, tenants: Collection[str]
+    ) -> list[tuple[str, str, int]]:
+        """These tenants' jobs that are completed before `version` and not paused.
+
+        Name, tenant and the watermark's version of each.
+        """
+        query = sa.select(COLUMNS.job_name, COLUMNS.tenant, COLUMNS.watermark_version).where(
+            COLUMNS.table_id == table_id,
+            LIVE,
+            COLUMNS.paused_at.is_(None),
+            COLUMNS.job_state == int(JobState.COMPLETED),
+            COLUMNS.watermark_version < version,
+        )
+        idle: list[tuple[str, str, int]] = []
+        with self._begin_transaction(writes=False) as connection:
+            for statement in _split_by_tenants(query, tenants):
+                idle += [(name, tenant, at) for name, tenant, at in connection.execute(statement)]
+        return idle
+
     def list_watermarks(self, table_id: str) -> tuple[Moment, ...]:
         """The watermarks of the table's live jobs, each version and time once."""
         query = sa.select(COLUMNS.watermark).distinct().where(COLUMNS.table_id == table_id, LIVE)

@@ -48,6 +48,7 @@ from iscp_dagster.location.resources.spark import Spark
 from iscp_dagster.model.jobs import JobID
 from iscp_dagster.model.specs import ConsumerInfo, IterationDetail, JobSpec
 from iscp_dagster.model.states import JobState
+from iscp_dagster.planning import watch
 from iscp_dagster.runs.run_names import DISPATCH_TAG
 from iscp_dagster.webhooks.outbox import Outbox
 from iscp_dagster.webhooks.tables import ISCP_OUTBOX, OUTBOX, DeliveryState
@@ -462,6 +463,27 @@ def test_tenants_in_buckets_show_as_buckets(locate):
     location.run(location.keys, even)
     assert location.status(even) == {StaleStatus.FRESH}
     location.table.check()
+
+
+def test_a_bucket_is_stale_until_later_looks_have_queued_its_tenants(locate, monkeypatch):
+    location = locate(buckets=1)
+    location.table.create()
+    first, second = (", ".join(rows(id_, tenant=tenant) for tenant in "abc") for id_ in (1, 2))
+    location.table.sql("INSERT INTO {t} VALUES " + first)
+    location.follow()
+    monkeypatch.setattr(watch, "MOST_PLANNED", 1)
+    location.table.sql("INSERT INTO {t} VALUES " + second)
+    states = [look_and_run(location, "bucket-0") for _ in "abc"]
+    assert states == [{StaleStatus.STALE}, {StaleStatus.STALE}, {StaleStatus.FRESH}]
+    assert location.tick().run_requests == []
+    location.table.check()
+
+
+def look_and_run(location, partition):
+    """Carry out what one look requests, and return the states of the partition."""
+    (request,) = location.tick().run_requests
+    location.requested(request)
+    return location.status(partition)
 
 
 IN_BUCKETS = {

@@ -515,6 +515,11 @@ def test_a_tenant_is_startable_while_a_job_is_idle_behind_or_canceled(log):
     log.unregister("dropped", name())
     (latest,) = log.claim_jobs(over(keys["latest"], start=5, to=6), "run", LAYOUT)
     complete(log, latest, moment(6), {})
+    assert sorted(log.list_unsettled_versions("t-1")) == [
+        ("mirror", "broken", JobState.ERROR, 5),
+        ("mirror", "queued", JobState.PENDING, 5),
+        ("mirror", "running", JobState.RUNNING, 5),
+    ]
     assert log.find_startable_tenants("t-1", 6, names) == {"behind", "canceled"}
     assert log.find_startable_tenants("t-1", 5, names) == {"canceled"}
     assert log.find_startable_tenants("t-1", 7, ["latest", "queued"]) == {"latest"}

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import Counter, defaultdict
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import cache
 from typing import Any
 
 import dagster as dg
@@ -20,7 +21,7 @@ from iscp_dagster.location.internals import DATA_VERSION_TAG
 from iscp_dagster.location.names import get_job_asset_key
 from iscp_dagster.location.partitions import get_partition
 from iscp_dagster.model.declared.tables import SourceTable
-from iscp_dagster.model.jobs import Job
+from iscp_dagster.model.moment import START
 from iscp_dagster.model.states import JobState
 from iscp_dagster.sync.deployment import Deployment
 from iscp_dagster.sync.iteration.outcomes import RowDelivery
@@ -33,27 +34,60 @@ FEW = 20
 class UnsettledJobs:
     """The jobs of a table that are not in step, by index and bucket."""
 
-    jobs: Mapping[tuple[str, str], Sequence[Job]]
+    jobs: Mapping[tuple[str, str], Sequence[tuple[JobState, int]]]
+    """Each one's state and its watermark's version."""
 
     @classmethod
-    def read_log(cls, deployment: Deployment, source: SourceTable, table_id: str) -> UnsettledJobs:
-        """Read the log: its cost follows the jobs that are not in step."""
-        by_bucket: dict[tuple[str, str], list[Job]] = defaultdict(list)
-        for state in (JobState.PENDING, JobState.RUNNING, JobState.ERROR):
-            for job in deployment.log.list_jobs(table_id=table_id, state=state):
-                bucket = get_partition(source, job.key.tenant)
-                by_bucket[job.key.job_name, bucket].append(job)
+    def read_log(
+        cls,
+        deployment: Deployment,
+        source: SourceTable,
+        table_id: str,
+        range_: tuple[int, int],
+    ) -> UnsettledJobs:
+        """Read the log: its cost follows the tenants that changed in the range of versions."""
+        by_bucket: dict[tuple[str, str], list[tuple[JobState, int]]] = defaultdict(list)
+        jobs = [
+            *deployment.log.list_unsettled_versions(table_id),
+            *_list_waiting_jobs(deployment, source, table_id, range_),
+        ]
+        for name, tenant, state, version in jobs:
+            by_bucket[name, get_partition(source, tenant)].append((state, version))
         return cls(jobs=by_bucket)
 
     def describe(self, job_name: str, bucket: str, upto: int) -> Mapping[str, Any]:
         """How many of the bucket's tenants are in error or behind, and the oldest watermark."""
         jobs = self.jobs.get((job_name, bucket), ())
-        in_error = sum(job.state is JobState.ERROR for job in jobs)
+        in_error = sum(state is JobState.ERROR for state, _ in jobs)
         return {
             "tenants_in_error": in_error,
             "tenants_behind": len(jobs) - in_error,
-            "oldest_watermark": min([upto, *(job.watermark.version for job in jobs)]),
+            "oldest_watermark": min([upto, *(version for _, version in jobs)]),
         }
+
+
+def _list_waiting_jobs(
+    deployment: Deployment, source: SourceTable, table_id: str, range_: tuple[int, int]
+) -> Iterator[tuple[str, str, JobState, int]]:
+    """The jobs that later looks queue: their tenants changed in the range, after their watermarks.
+
+    A look queues only some of very many.
+    """
+    after, upto = range_
+    delta_log = deployment.make_delta_log(source)
+
+    @cache
+    def list_changed_tenants(version: int) -> Collection[str]:
+        if version > START.version:
+            changed = delta_log.list_changed_tenants(version, upto)
+            if changed is not None:
+                return changed
+        return frozenset(delta_log.list_tenants(upto))
+
+    idle = deployment.log.list_idle_versions(table_id, upto, list_changed_tenants(after))
+    for name, tenant, version in idle:
+        if tenant in list_changed_tenants(version):
+            yield name, tenant, JobState.COMPLETED, version
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -76,7 +110,9 @@ class BucketReports:
         """
         if not outcomes:
             return
-        unsettled = UnsettledJobs.read_log(self.deployment, self.source, _get_table_id(outcomes[0]))
+        unsettled = UnsettledJobs.read_log(
+            self.deployment, self.source, _get_table_id(outcomes[0]), _get_range(outcomes)
+        )
         by_name: dict[str, dict[str, list[ServedOutcome]]] = defaultdict(lambda: defaultdict(list))
         for outcome in outcomes:
             bucket = get_partition(self.source, outcome.tenant)
@@ -153,6 +189,13 @@ def _tabulate(outcomes: Collection[ServedOutcome]) -> dg.MetadataValue[Any]:
             for outcome in outcomes
         ]
     )
+
+
+def _get_range(outcomes: Collection[ServedOutcome]) -> tuple[int, int]:
+    """The versions after which, and up to which, the outcomes' tenants were read."""
+    upto = max(map(get_agreed_version, outcomes))
+    starts = [o.range.from_.version for o in outcomes if isinstance(o, RowDelivery)]
+    return min(starts, default=upto), upto
 
 
 def _get_table_id(outcome: ServedOutcome) -> str:

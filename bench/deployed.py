@@ -98,14 +98,15 @@ class StackTable:
 
         await_(is_in_step, f"{self.source.name} in step")
 
-    def await_served(self, tenant: str, id_: int) -> None:
-        """Wait until the mirror's readers see a row."""
+    def await_served(self, first: int, number: int = 1) -> None:
+        """Wait until the mirror's readers see so many rows, with ids from `first` on."""
         endpoint = self.deployment.endpoint
         query = (
             f"SELECT count() FROM bench.{self.source.table}_mirror "
-            f"WHERE tenant = '{tenant}' AND id = {id_}"
+            f"WHERE id >= {first} AND id < {first + number}"
         )
-        await_(lambda: endpoint.get_client().query(query).first_row[0] == 1, f"row {id_} served")
+        client = endpoint.get_client()
+        await_(lambda: client.query(query).first_row[0] == number, f"{number} rows served")
 
 
 def await_(condition: Callable[[], bool], label: str) -> None:

@@ -72,7 +72,7 @@ def _measure_commits(
         time.sleep(moments.uniform(1, LONGEST_PAUSE))
         table.commit(group, 1, next_id)
         with report.measure_time(f"a commit of {len(group):,} tenants: searchable"):
-            table.await_served(group[0], next_id)
+            table.await_served(next_id, len(group))
         with report.measure_time(f"a commit of {len(group):,} tenants: then in step"):
             table.await_in_step(jobs, group)
         next_id += STEP
@@ -107,4 +107,4 @@ def _scatter(table: StackTable, names: Sequence[str], apart: int, first: int) ->
     for number in range(apart):
         id_ = first + number * STEP
         table.commit(names[number::apart], 1, id_)
-        table.await_served(names[number], id_)
+        table.await_served(id_, len(names[number::apart]))

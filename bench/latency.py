@@ -29,7 +29,7 @@ def measure(folder: Path, report: BenchReport, commits: int) -> None:
             time.sleep(moments.uniform(1, LONGEST_PAUSE))
             table.commit(["a"], 1, 1_000 + number)
             with report.measure_time(SEARCHABLE):
-                table.await_served("a", 1_000 + number)
+                table.await_served(1_000 + number)
         report.seconds[OVERHEAD] = list(_read_overheads(folder, table.deployment.log))
     for label in (SEARCHABLE, OVERHEAD):
         report.add_rate(label, 1)

@@ -112,7 +112,7 @@ def measure_single_events(
         time.sleep(moments.uniform(1, LONGEST_PAUSE))
         insert(table, number, 1, amount=600)
         commit_times.append(table.get_latest_time().timestamp())
-        table.await_served("a", number)
+        table.await_served(number)
         search_delays.append(time.time() - commit_times[-1])
         await_(lambda number=number: number in receiver.received_at, f"event of row {number}")
     receive_delays = [receiver.delays[number] for number in range(1_000, 1_000 + commits)]

@@ -17,7 +17,8 @@ from iscp_dagster import FullText, Mirror, SourceTable
 from iscp_dagster.clickhouse.connect.endpoint import ClickHouseEndpoint
 from iscp_dagster.joblog import lifecycle
 from iscp_dagster.joblog.sql.log import SqlLog
-from iscp_dagster.joblog.sql.tables import ISCP_LOG, to_row
+from iscp_dagster.joblog.sql.rows import to_row
+from iscp_dagster.joblog.sql.tables import ISCP_LOG
 from iscp_dagster.model.clock import get_utc_now
 from iscp_dagster.model.moment import Moment
 from iscp_dagster.planning.job_specs import make_job_specs, make_new_jobs

@@ -180,7 +180,7 @@ def write_groups(
             sa.update(ISCP_LOG).values(assignments).where(*same_key, *unchanged)
         )
         if result.rowcount != len(portion):
-            names = ", ".join(f"{row['job_name']!r} of {row['tenant']!r}" for row in portion)
+            names = ", ".join(str(_make_key(row)) for row in portion)
             raise FenceError(f"Another writer changed a row of: {names}; plan again.")
     entries = ((change, entry_of(change.group.first, change.after)) for change in changes)
     _insert_entries(
@@ -207,6 +207,11 @@ def _insert_entries(connection: sa.Connection, rows: Sequence[Mapping[str, Any]]
         columns = [ISCP_LOG_EVENTS.c[name] for name in portion[0]]
         query = sa.select(build_rows_table(connection.dialect, columns, portion))
         connection.execute(sa.insert(ISCP_LOG_EVENTS).from_select(list(portion[0]), query))
+
+
+def _make_key(row: Mapping[str, str]) -> JobKey:
+    """The key that `to_key_columns` gives."""
+    return JobKey(tenant=row["tenant"], table_id=row["table_id"], job_name=row["job_name"])
 
 
 def is_one_of(dialect: sa.Dialect, keys: Iterable[JobKey]) -> sa.ColumnElement[bool]:

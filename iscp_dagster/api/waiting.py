@@ -400,7 +400,7 @@ class ChangeDetector:
     def detect_change(self) -> bool:
         """Whether there was a commit, or an event of the table's jobs, since the last call."""
         touched, moment = (
-            self.log.read_changed_tenants(self._bookmark),
+            self.log.read_changed_tenants(self._bookmark, beginnings=True),
             self.delta_log.get_latest_moment(),
         )
         # Moments of one version are equal, also those of a table that took another's place.

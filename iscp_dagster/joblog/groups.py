@@ -41,7 +41,10 @@ class Member(NamedTuple):
 
 @dataclass(frozen=True, kw_only=True)
 class JobGroup:
-    """Jobs that differ only in what is a `Member`'s, and in when they were created and changed."""
+    """Jobs that differ only in their `Member` values, and in when they were created and changed.
+
+    Groups made without statuses have the first job's; their transitions keep or replace it.
+    """
 
     first: Job
     members: Sequence[Member]
@@ -233,7 +236,7 @@ def _split_by_step(
 ) -> tuple[list[tuple[JobGroup, Mapping[JobKey, Step]]], dict[JobKey, FenceError]]:
     """The jobs that the claims still hold, in groups whose steps are alike; errors for the others.
 
-    Of the groups' steps, each has the key of its claim.
+    Each group comes with the steps by key.
     """
     by_key = {step.claim.key: step for step in steps}
     errors: dict[JobKey, FenceError] = {}
@@ -244,8 +247,8 @@ def _split_by_step(
         claim = step.claim
         if (claim.registration, claim.fence) != (member.registration, member.seq):
             return None
-        # Equal texts and moments are mostly one object, as are the steps of jobs claimed together.
-        result = step.to if isinstance(step, WrittenStep) else (step.code, step.message)
+        # Jobs claimed together share these objects, which `by_key` keeps; others form more groups.
+        result = str(step.to) if isinstance(step, WrittenStep) else (step.code, step.message)
         return id(claim.steps), id(claim.range), id(claim.previous), result
 
     for group in groups:

@@ -383,10 +383,8 @@ def check_fence(job: Job | None, claim: Claim) -> Job:
     return job
 
 
-def sum_counts(first: Mapping[str, int], second: Mapping[str, int]) -> Mapping[str, int]:
+def sum_counts(first: Mapping[str, int], second: Mapping[str, int]) -> dict[str, int]:
     """The sums of the counts by name."""
-    if not first:
-        return second
     return {name: first.get(name, 0) + second.get(name, 0) for name in (*first, *second)}
 
 

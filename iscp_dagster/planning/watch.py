@@ -45,7 +45,7 @@ LOGGER = logging.getLogger(__name__)
 MOST_REGISTERED = 20_000
 """Tenants registered in one look; Dagster limits a tick to a minute."""
 MOST_PLANNED = 20_000
-"""Tenants planned in one look."""
+"""Tenants planned in one look, as many as a scan reads where they share buckets."""
 
 TenantsByTable = Mapping[str, frozenset[str]]
 """By table id, shortened as in marks, the tenants with an event of one of their jobs."""
@@ -142,7 +142,8 @@ class TableWatch:
 
         If something is due for some of very many tenants, the next look continues after them.
         """
-        if not self.open_tenants or self.mark is None:
+        # A tenant's trigger begins before its first commit, which no job may take before.
+        if not self.open_tenants or self.mark is None or self.unregistered:
             return []
         latest = self.mark.moment.version
         startable = self.deployment.log.find_startable_tenants(
@@ -215,11 +216,10 @@ class TableWatch:
         self.tenantless_size = self.delta_log.get_unnamed_size(mark.moment.version)
         table_problems.check_sole(self.deployment, self.source, table_id)
         self._handle_earlier_jobs(table_id)
-        registered = self.deployment.log.list_known_jobs(table_id)
+        self.unregistered = []
         after = find_latest_moments(self.deployment.log, self.delta_log, table_id)
-        known_tenants = _find_complete_tenants(registered, list_table_specs(self.source, standing))
-        new_tenants = sorted(set(tenants) - known_tenants)
-        self.unregistered = [UnregisteredTenants(new_tenants, after)] if new_tenants else []
+        known_jobs = self.deployment.log.list_known_jobs(table_id)
+        self._await_registration(tenants, standing, after, known_jobs)
         self._rebuild_lost_jobs(table_id)
         self.open_tenants = set(self.deployment.log.find_unsettled_tenants(table_id))
         job_versions = self.deployment.log.list_watermark_versions(table_id)
@@ -246,12 +246,9 @@ class TableWatch:
             self.tenantless_size = self.delta_log.get_unnamed_size(upto)
         tenants = sorted(self.delta_log.list_tenants() if changed is None else changed)
         table_problems.check_sole(self.deployment, self.source, table_id, tenants)
-        specs = list_table_specs(self.source, standing)
         known_jobs = self.deployment.log.list_known_jobs(table_id, tenants)
-        new_tenants = sorted(set(tenants) - _find_complete_tenants(known_jobs, specs))
-        if new_tenants:
-            after_last_look = dict.fromkeys((name.job for name in specs), before.moment)
-            self.unregistered.append(UnregisteredTenants(new_tenants, after_last_look))
+        names = [name.job for name in list_table_specs(self.source, standing)]
+        self._await_registration(tenants, standing, dict.fromkeys(names, before.moment), known_jobs)
         if self.oldest_written is None:
             job_versions = self.deployment.log.list_watermark_versions(table_id)
             self.oldest_written = min(
@@ -309,6 +306,23 @@ class TableWatch:
         """These tenants, and those with jobs, which may have no rows any more."""
         return {*tenants, *self.deployment.log.list_tenants(self.delta_log.get_table_id())}
 
+    def _await_registration(
+        self,
+        tenants: Collection[str],
+        standing: Mapping[JobID, JobSpec],
+        after: Mapping[str, Moment],
+        known_jobs: Collection[tuple[str, str]],
+    ) -> None:
+        """Put the tenants that lack a job behind those that wait for their registration."""
+        names = {name.job for name in self._list_registered_specs(standing)}
+        counts = Counter(tenant for tenant, name in known_jobs if name in names)
+        waiting = {tenant for waiting in self.unregistered for tenant in waiting.tenants}
+        new_tenants = sorted(
+            tenant for tenant in tenants if counts[tenant] < len(names) and tenant not in waiting
+        )
+        if new_tenants:
+            self.unregistered.append(UnregisteredTenants(new_tenants, after))
+
     def _register_next(self, mark: LogMark, standing: Mapping[JobID, JobSpec]) -> None:
         """Register the jobs of as many new tenants as one look does, and open these tenants."""
         left = MOST_REGISTERED
@@ -332,15 +346,20 @@ class TableWatch:
         """Register the self-registering and standing jobs that do not exist.
 
         `after`, by job name, is the moment as of which tenants without the job had no rows.
-        Skips indexes with stranded jobs: a person decides whether they continue.
         """
-        stranded_names = table_problems.find_stranded_names(self.deployment, self.earlier_ids)
-        all_specs = list_table_specs(self.source, standing)
-        specs = {name: spec for name, spec in all_specs.items() if name.job not in stranded_names}
-        new_jobs = make_new_jobs(table_id, tenants, specs)
+        new_jobs = make_new_jobs(table_id, tenants, self._list_registered_specs(standing))
         new_jobs = set_first_watermarks(new_jobs, self.deployment.log, self.delta_log, after)
         # What a person has unregistered stays unregistered.
         self.deployment.log.register_many(new_jobs, revive=False)
+
+    def _list_registered_specs(self, standing: Mapping[JobID, JobSpec]) -> dict[JobID, JobSpec]:
+        """The specs of jobs that every tenant gets.
+
+        Skips indexes with stranded jobs: a person decides whether they continue.
+        """
+        stranded_names = table_problems.find_stranded_names(self.deployment, self.earlier_ids)
+        specs = list_table_specs(self.source, standing)
+        return {name: spec for name, spec in specs.items() if name.job not in stranded_names}
 
     def _handle_earlier_jobs(self, table_id: str) -> None:
         """Carry over or strand the jobs of earlier tables of that name, as `on_replace` says."""
@@ -357,7 +376,7 @@ class TableWatch:
     def _is_at_rest(self, job: Job) -> bool:
         """Whether nothing comes due for the job before something happens to it or its tenant.
 
-        What is queued or runs ends with an event.
+        What is queued or runs ends with an event, which opens its tenant again.
         """
         assert self.mark is not None
         stopped = job.active or job.state is JobState.ERROR or job.paused_at is not None
@@ -365,15 +384,6 @@ class TableWatch:
 
     def _add_problem(self, error: ConfigError) -> None:
         self.problems.append(make_problem(self.source, error))
-
-
-def _find_complete_tenants(
-    known_jobs: Collection[tuple[str, str]], names: Collection[JobID]
-) -> set[str]:
-    """The tenants with a job of each name, dropped or not."""
-    job_names = {name.job for name in names}
-    counts = Counter(tenant for tenant, name in known_jobs if name in job_names)
-    return {tenant for tenant, number in counts.items() if number == len(names)}
 
 
 def _get_tenant(job: Job) -> str:

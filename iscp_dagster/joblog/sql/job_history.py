@@ -46,8 +46,12 @@ def read_run_tenants(connection: sa.Connection, names: Collection[str]) -> list[
     return list(connection.scalars(query))
 
 
-def read_changed_tenants(connection: sa.Connection, since: Bookmark | None) -> ChangedTenants:
-    """The (table id, tenant) of jobs with history entries since the bookmark, but not beginnings.
+def read_changed_tenants(
+    connection: sa.Connection, since: Bookmark | None, *, beginnings: bool
+) -> ChangedTenants:
+    """The (table id, tenant) of jobs with history entries since the bookmark.
+
+    Without `beginnings`, leaves out that an iteration was queued or began.
 
     On PostgreSQL `position` is the oldest open transaction: entries of older transactions are
     visible, and those of later ones are at or after it, in whatever order they commit. On SQLite,
@@ -59,7 +63,9 @@ def read_changed_tenants(connection: sa.Connection, since: Bookmark | None) -> C
         return ChangedTenants(upto=upto)
     ordered = EVENTS.transaction_id if _is_postgres(connection) else EVENTS.number
     query = sa.select(EVENTS.table_id, EVENTS.tenant).distinct()
-    query = query.where(ordered >= since.position, EVENTS.event.not_in(BEGINNINGS))
+    query = query.where(ordered >= since.position)
+    if not beginnings:
+        query = query.where(EVENTS.event.not_in(BEGINNINGS))
     tenants = frozenset(map(tuple, connection.execute(query)))
     complete = (
         since.position <= upto.position and _read_sign(connection, since.number) == since.sign

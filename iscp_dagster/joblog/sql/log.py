@@ -671,16 +671,19 @@ class SqlLog:
         with self._begin_transaction(writes=False) as connection:
             return frozenset(connection.scalars(query))
 
-    def read_changed_tenants(self, since: Bookmark | None) -> ChangedTenants:
+    def read_changed_tenants(
+        self, since: Bookmark | None, *, beginnings: bool = False
+    ) -> ChangedTenants:
         """The tenants whose jobs have history entries since a bookmark of an earlier call.
 
-        Leaves out that an iteration was queued or begun, since its end has an entry too.
+        Without `beginnings`, leaves out that an iteration was queued or began, since its end has an
+        entry too.
 
         No transaction is missed, whenever it commits and whatever clocks say; some are reported
         twice. None returns only a bookmark.
         """
         with self._begin_transaction(writes=False) as connection:
-            return read_changed_tenants(connection, since)
+            return read_changed_tenants(connection, since, beginnings=beginnings)
 
     def flush(self, moves: Mapping[JobKey, Range]) -> int:
         """Move idle jobs over ranges in which their tenants' data did not change.

@@ -20,7 +20,7 @@ from iscp_dagster.sync.executors.retriever import Retriever
 FIRST_CLAIM_FENCE = 2
 """The fence of a job's very first claim: 0 when registered, 1 when queued, 2 when begun."""
 
-CLAIMS_PER_LOOK = 100
+CLAIMS_PER_QUERY = 100
 """Claims that are read together to find one that is still held."""
 
 
@@ -82,7 +82,7 @@ class ConsumerClaims:
         """Whether this run still holds one of the claims."""
         return any(
             len(find_lost_claims(self.log, portion)) < len(portion)
-            for portion in split_into_portions(self.claims, most=CLAIMS_PER_LOOK)
+            for portion in split_into_portions(self.claims, most=CLAIMS_PER_QUERY)
         )
 
     def find_claim_error(self, tenant: str) -> FenceError | None:

@@ -40,13 +40,13 @@ def build_rows_table(
     rows_parameter = _make_parameter(json_rows)
     shared_parameter = _make_parameter(shared_json)
     if dialect.name == "postgresql":
-        given = _read_records("jsonb_to_recordset", rows_parameter, varying, "varying")
-        source: sa.FromClause = given
-        selected = dict(given.c)
+        varying_values = _read_records("jsonb_to_recordset", rows_parameter, varying, "varying")
+        source: sa.FromClause = varying_values
+        selected = dict(varying_values.c)
         if shared:
-            common = _read_records("jsonb_to_record", shared_parameter, shared, "shared")
-            source = given.join(common, sa.true())
-            selected |= dict(common.c)
+            shared_values = _read_records("jsonb_to_record", shared_parameter, shared, "shared")
+            source = varying_values.join(shared_values, sa.true())
+            selected |= dict(shared_values.c)
     else:
         source = sa.func.json_each(rows_parameter).table_valued("value", name="each")
         selected = dict(zip(names, _select_json_values(tuple(names)), strict=True))
@@ -58,8 +58,10 @@ def build_rows_table(
         }
     ordered = (selected[column.name] for column in record_columns)
     query = sa.select(*ordered).select_from(source)
-    # SQLite would begin with a table that has an index for a shared value, and not with the rows.
-    return (query.limit(-1) if dialect.name == "sqlite" and shared else query).subquery("given")
+    if shared:
+        # Planned apart: a planner may begin with an index for a shared value, not with the rows.
+        query = query.limit(-1) if dialect.name == "sqlite" else query.offset(0)
+    return query.subquery("given")
 
 
 def _has_one_value(values: Sequence[Any]) -> bool:

@@ -167,6 +167,8 @@ def test_touched_are_the_tenants_that_something_happened_to(log):
     log.enqueue(over(key("b")), "run-1")
     (claim,) = log.claim_jobs(over(key("b")), "run-1", LAYOUT)
     assert log.read_changed_tenants(start.upto).tenants == frozenset()
+    changed = log.read_changed_tenants(start.upto, beginnings=True)
+    assert changed.tenants == {("t-1", "acme")}
     complete(log, claim, moment(5), {})
     assert log.read_changed_tenants(start.upto).tenants == {("t-1", "acme")}
     then = log.read_changed_tenants(start.upto)

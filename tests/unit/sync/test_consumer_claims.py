@@ -1,9 +1,9 @@
 """What a run still holds of the jobs that it claimed."""
 
-from iscp_dagster.sync.writing.consumer_claims import CLAIMS_PER_LOOK, ConsumerClaims
+from iscp_dagster.sync.writing.consumer_claims import CLAIMS_PER_QUERY, ConsumerClaims
 from support.jobs.log_rows import LAYOUT, add, key, log_in_memory, over
 
-TENANTS = [f"t{number:03}" for number in range(CLAIMS_PER_LOOK + 1)]
+TENANTS = [f"t{number:03}" for number in range(CLAIMS_PER_QUERY + 1)]
 
 
 def test_a_run_holds_something_until_it_has_lost_its_last_claim():

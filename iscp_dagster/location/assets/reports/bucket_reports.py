@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import Counter, defaultdict
 from collections.abc import Collection, Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from functools import cache
 from typing import Any
@@ -21,6 +22,7 @@ from iscp_dagster.location.internals import DATA_VERSION_TAG
 from iscp_dagster.location.names import get_job_asset_key
 from iscp_dagster.location.partitions import get_partition
 from iscp_dagster.model.declared.tables import SourceTable
+from iscp_dagster.model.errors import IscpError
 from iscp_dagster.model.moment import START
 from iscp_dagster.model.states import JobState
 from iscp_dagster.sync.deployment import Deployment
@@ -71,23 +73,27 @@ def _list_waiting_jobs(
 ) -> Iterator[tuple[str, str, JobState, int]]:
     """The jobs that later looks queue: their tenants changed in the range, after their watermarks.
 
-    A look queues only some of very many.
+    A look queues only some of very many. Those that only an earlier commit changed are left out,
+    and so are all if the Delta log no longer has the range.
     """
     after, upto = range_
+    if after >= upto:
+        return
     delta_log = deployment.make_delta_log(source)
 
     @cache
-    def list_changed_tenants(version: int) -> Collection[str]:
+    def list_maybe_changed(version: int) -> Collection[str]:
         if version > START.version:
             changed = delta_log.list_changed_tenants(version, upto)
             if changed is not None:
                 return changed
         return frozenset(delta_log.list_tenants(upto))
 
-    idle = deployment.log.list_idle_versions(table_id, upto, list_changed_tenants(after))
-    for name, tenant, version in idle:
-        if tenant in list_changed_tenants(version):
-            yield name, tenant, JobState.COMPLETED, version
+    with suppress(IscpError):
+        idle = deployment.log.list_idle_versions(table_id, upto, list_maybe_changed(after))
+        for name, tenant, version in idle:
+            if tenant in list_maybe_changed(version):
+                yield name, tenant, JobState.COMPLETED, version
 
 
 @dataclass(frozen=True, kw_only=True)

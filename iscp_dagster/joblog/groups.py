@@ -190,8 +190,9 @@ def advance_groups(
     """Advance the rows that the claims still hold; each claim's successor, or its error."""
     changes: list[GroupChange] = []
     claims: dict[JobKey, Claim | FenceError] = {}
-    held, errors = _split_by_step(groups, steps)
-    for part, by_key in held:
+    by_key = _map_steps(steps)
+    held, errors = _split_by_step(groups, by_key)
+    for part in held:
         step = by_key[part.first.key]
         after, claim = lifecycle.advance_job(part.first, step.claim, step.counts)
         change = GroupChange(group=part, after=after, counts=_sum_counts(part, by_key))
@@ -205,14 +206,15 @@ def complete_groups(
     groups: Iterable[JobGroup], steps: Collection[WrittenStep], now: datetime
 ) -> tuple[list[GroupChange], dict[JobKey, FenceError]]:
     """Complete the rows that the claims still hold; errors for the others."""
-    held, errors = _split_by_step(groups, steps)
+    by_key = _map_steps(steps)
+    held, errors = _split_by_step(groups, by_key)
     return [
         GroupChange(
             group=part,
             after=lifecycle.complete_job(part.first, by_key[part.first.key], now),
             counts=_sum_counts(part, by_key),
         )
-        for part, by_key in held
+        for part in held
     ], errors
 
 
@@ -220,27 +222,28 @@ def fail_groups(
     groups: Iterable[JobGroup], steps: Collection[FailedStep], now: datetime
 ) -> tuple[list[GroupChange], dict[JobKey, FenceError]]:
     """Fail the rows that the claims still hold; errors for the others."""
-    held, errors = _split_by_step(groups, steps)
+    by_key = _map_steps(steps)
+    held, errors = _split_by_step(groups, by_key)
     return [
         GroupChange(
             group=part,
             after=lifecycle.fail_job(part.first, by_key[part.first.key], now),
             counts={member.key: member.counts for member in part.members},
         )
-        for part, by_key in held
+        for part in held
     ], errors
 
 
-def _split_by_step(
-    groups: Iterable[JobGroup], steps: Collection[Step]
-) -> tuple[list[tuple[JobGroup, Mapping[JobKey, Step]]], dict[JobKey, FenceError]]:
-    """The jobs that the claims still hold, in groups whose steps are alike; errors for the others.
+def _map_steps(steps: Collection[Step]) -> dict[JobKey, Step]:
+    return {step.claim.key: step for step in steps}
 
-    Each group comes with the steps by key.
-    """
-    by_key = {step.claim.key: step for step in steps}
+
+def _split_by_step(
+    groups: Iterable[JobGroup], by_key: Mapping[JobKey, WrittenStep] | Mapping[JobKey, FailedStep]
+) -> tuple[list[JobGroup], dict[JobKey, FenceError]]:
+    """The jobs that the claims still hold, grouped by alike steps; errors for the others."""
     errors: dict[JobKey, FenceError] = {}
-    held: list[tuple[JobGroup, Mapping[JobKey, Step]]] = []
+    held: list[JobGroup] = []
 
     def get_part(member: Member) -> Hashable:
         step = by_key[member.key]
@@ -254,13 +257,13 @@ def _split_by_step(
     for group in groups:
         for part in group.split_by(get_part):
             if get_part(part.members[0]) is not None:
-                held.append((part, by_key))
+                held.append(part)
                 continue
             for member in part.members:
                 claim = by_key[member.key].claim
                 errors[member.key] = _catch(lifecycle.check_fence, part.get_job(member), claim)
-    found = {member.key for part, _ in held for member in part.members} | errors.keys()
-    for key in by_key.keys() - found:
+    existing_keys = {member.key for part in held for member in part.members} | errors.keys()
+    for key in by_key.keys() - existing_keys:
         errors[key] = _catch(lifecycle.check_fence, None, by_key[key].claim)
     return held, errors
 

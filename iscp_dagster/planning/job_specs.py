@@ -70,16 +70,11 @@ def hash_table_jobs(source: SourceTable, standing: Mapping[JobID, JobSpec]) -> s
 
 
 def make_new_jobs(
-    table_id: str,
-    tenants: Collection[str],
-    specs: Mapping[JobID, JobSpec],
-    *,
-    existing: Collection[tuple[str, str]] = (),
+    table_id: str, tenants: Collection[str], specs: Mapping[JobID, JobSpec]
 ) -> list[NewJob]:
-    """One job per spec and tenant, except the (tenant, job name) pairs in `existing`."""
+    """One job per spec and tenant."""
     return [
         NewJob(tenant=tenant, name=name, table_id=table_id, spec=spec)
         for name, spec in specs.items()
         for tenant in tenants
-        if (tenant, name.job) not in existing
     ]

@@ -168,7 +168,9 @@ def _try_scan(
     try:
         # Get the session once: each call checks whether it is still there.
         spark = reader.deployment.spark()
-        guard = interrupt_when_lost(spark, lambda: _has_held_claims(all_claims))
+        guard = interrupt_when_lost(
+            spark, lambda: any(consumer_claims.holds_any() for consumer_claims in all_claims)
+        )
         with guard, wrap_spark_errors(_describe_source(reader, request, all_claims)):
             receipts = _run_scan(
                 reader, request, writer, threads, spark, through_spark=through_spark
@@ -237,10 +239,6 @@ def _set_error(
     return replace(
         written, error=ErrorDetail.from_error(error), tenant_may_be_cause=tenant_may_be_cause
     )
-
-
-def _has_held_claims(all_claims: Sequence[ConsumerClaims]) -> bool:
-    return any(consumer_claims.holds_any() for consumer_claims in all_claims)
 
 
 def _abort_threads(threads: Mapping[str, ConsumerThread], error: BaseException) -> None:
